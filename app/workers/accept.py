@@ -1,0 +1,71 @@
+"""Which acceptance rule a verify uses."""
+
+from __future__ import annotations
+
+import torch
+
+from app.config.server_args import ServerArgs
+from app.speculative.random_draws import DrawDomain, hash_uniform
+from app.speculative.sampling import SamplingBatch, sample_tokens, target_probs
+from app.speculative.verify import (
+    VerifyResult,
+    block_accept,
+    chain_rejection_accept,
+    greedy_accept,
+    tree_sampling_accept,
+)
+from app.workers.proposal import Proposal
+
+
+def accept(
+    logits: torch.Tensor,
+    proposal: Proposal,
+    sampling: SamplingBatch,
+    seq_lens: torch.Tensor,
+    server_args: ServerArgs,
+) -> VerifyResult:
+    """Accept nodes of `proposal.tree [b, N]` given the target's `logits [b, N, V]`.
+
+    The default rule samples the target's token at every node and follows the children that carry
+    it. A child is accepted with its target probability, as under the target-only tree rule
+    (algorithms.md 6.5 a), and what is emitted is always the target's own sample: its draw is keyed
+    by seed and position alone, so a seeded request gives the same text with any draft, any corpus
+    and no draft at all. The other rules are opt-in: lossy thresholds need the tree rule, and drafts
+    that give a distribution can accept more by rejection (6.5 b) or jointly by blocks (6.5 c).
+    """
+    tree = proposal.tree
+    if proposal.draft_probs is not None and not sampling.is_all_greedy:
+        probs = target_probs(logits, sampling)
+        num_steps = tree.num_nodes - 1
+        columns = torch.arange(num_steps + 1, device=logits.device)
+        coins = hash_uniform(sampling.seeds, seq_lens, columns, DrawDomain.ACCEPT)
+        rule = (
+            block_accept
+            if server_args.speculative_use_block_verification
+            else chain_rejection_accept
+        )
+        return rule(
+            tree.tokens[:, 1:],
+            proposal.draft_probs,
+            probs,
+            coins[:, :num_steps],
+            coins[:, num_steps],
+        )
+    is_lossy = (
+        server_args.speculative_accept_threshold_single < 1.0
+        or server_args.speculative_accept_threshold_acc < 1.0
+    )
+    if is_lossy and not sampling.is_all_greedy:
+        columns = torch.arange(tree.num_nodes + 1, device=logits.device)
+        coins = hash_uniform(sampling.seeds, seq_lens, columns, DrawDomain.ACCEPT)
+        return tree_sampling_accept(
+            tree,
+            target_probs(logits, sampling),
+            coins[:, : tree.num_nodes],
+            coins[:, tree.num_nodes],
+            server_args.speculative_accept_threshold_single,
+            server_args.speculative_accept_threshold_acc,
+        )
+    # The token that node i predicts stands one position behind the node.
+    positions = seq_lens[:, None] + tree.depth + 1
+    return greedy_accept(tree, sample_tokens(logits, sampling, positions))
