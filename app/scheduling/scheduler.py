@@ -135,6 +135,7 @@ class Scheduler:
             self._release(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        self.spec_worker.forget(request)
 
     def step(self) -> list[Request]:
         """Run one batch; returns the requests that emitted tokens or ended."""
@@ -152,15 +153,15 @@ class Scheduler:
         now = time.perf_counter()
         touched: list[Request] = []
         for output in outputs:
-            request = output.state
-            assert isinstance(request, Request)
+            assert isinstance(output.state, Request), "workers hand back what they were given"
             if output.token_ids:
-                self._commit(request, output, now)
-                touched.append(request)
+                self._commit(output.state, output, now)
+                touched.append(output.state)
         for request in touched:
             if request.finish_reason is not None:
                 self.running.remove(request)
                 self._release(request)
+                self.spec_worker.forget(request)
         return touched
 
     def _admit(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from app.config.server_args import ServerArgs
 from app.speculative.random_draws import DrawDomain, hash_uniform
 from app.speculative.sampling import SamplingBatch, sample_tokens, target_probs
+from app.speculative.tree import DraftTree
 from app.speculative.verify import (
     VerifyResult,
     block_accept,
@@ -66,6 +67,29 @@ def accept(
             server_args.speculative_accept_threshold_single,
             server_args.speculative_accept_threshold_acc,
         )
-    # The token that node i predicts stands one position behind the node.
-    positions = seq_lens[:, None] + tree.depth + 1
-    return greedy_accept(tree, sample_tokens(logits, sampling, positions))
+    return greedy_accept(tree, _target_tokens(tree, logits, sampling, seq_lens))
+
+
+def _target_tokens(
+    tree: DraftTree, logits: torch.Tensor, sampling: SamplingBatch, seq_lens: torch.Tensor
+) -> torch.Tensor:
+    """The target's own token behind every node that can be on the path, `[b, N]`.
+
+    Sampling sorts and sums over the vocabulary, so it is done for the nodes of the path alone.
+    """
+    target_tokens = logits.argmax(dim=-1)
+    if sampling.is_all_greedy:
+        return target_tokens
+    rows = (~sampling.is_greedy).nonzero()[:, 0]
+    nodes = torch.zeros_like(rows)
+    while rows.numel():
+        # The token that a node predicts stands one position behind the node.
+        positions = seq_lens[rows] + tree.depth[rows, nodes] + 1
+        tokens = sample_tokens(
+            logits[rows, nodes][:, None], sampling.select(rows), positions[:, None]
+        )
+        target_tokens[rows, nodes] = tokens[:, 0]
+        carries_token = (tree.parents[rows] == nodes[:, None]) & (tree.tokens[rows] == tokens)
+        rows = rows[carries_token.any(dim=1)]
+        nodes = carries_token.to(torch.int64).argmax(dim=1)[carries_token.any(dim=1)]
+    return target_tokens

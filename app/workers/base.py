@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+import torch
+
 from app.config.server_args import ServerArgs
 from app.memory.pools import MemoryPools
 from app.workers.batch import Batch, DecodeState, PrefillPiece, StepOutput
@@ -51,6 +53,7 @@ class BaseSpecWorker(ABC):
         """Called after every pool exists."""
         self.target.worker.init_attention_backend()
 
+    @torch.inference_mode()
     def step(self, batch: Batch) -> list[StepOutput]:
         """Run one batch and say what each request emits; the caller commits it."""
         if batch.prefill:
@@ -92,8 +95,12 @@ class BaseSpecWorker(ABC):
         return
 
     def release(self, state: DecodeState) -> None:
-        """The request has ended or lost its slots."""
+        """The request has lost its slots; it may come back."""
         state.draft_len = 0
+
+    def forget(self, state: DecodeState) -> None:
+        """The request has ended."""
+        return
 
     def close(self) -> None:
         """Drop what the worker holds."""

@@ -61,6 +61,5 @@ class NGRAMWorker(BaseSpecWorker):
             num_proposed=[len(tokens) - 1 for _, tokens, _ in trees],
         )
 
-    def release(self, state: DecodeState) -> None:
-        super().release(state)
+    def forget(self, state: DecodeState) -> None:
         self.trie.erase(state.request_id)
