@@ -23,7 +23,7 @@ Quantization = Literal["modelopt_fp4", "unquant"]
 AttentionBackend = Literal["torch_paged", "torch_dense"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_UNITS = ("", "k", "m", "g", "t")
 
 
 def _parse_size(value: object) -> object:
@@ -34,7 +34,7 @@ def _parse_size(value: object) -> object:
     if match is None:
         raise ValueError('must be a number of bytes or a size such as "512MiB" or "1GiB"')
     number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _EXPONENTS[unit.lower()])
+    return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
 
 
 def _check_power_of_two(value: int) -> int:

@@ -113,8 +113,13 @@ class _Reader:
     model_path: Path
 
     def positive(self, name: str, default: int | None = None) -> int:
-        value = getattr(self.config, name, None)
+        try:
+            value = getattr(self.config, name, None)
+        except RuntimeError as error:  # configs with a value a layer refuse to give one for all
+            raise self.fault(f"{name}: {error}") from None
         value = default if value is None else value
+        if value is None:
+            raise self.fault(f"it has no {name}, so it is no decoder with softmax attention")
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.fault(f"{name} must be a positive whole number, got {value!r}")
         return value
@@ -129,9 +134,9 @@ class _Reader:
 
     def fault(self, problem: str) -> ValueError:
         is_file = self.model_path.suffix == ".gguf"
-        return ValueError(
-            f"{self.model_path if is_file else self.model_path / 'config.json'}: {problem}"
-        )
+        where = self.model_path if is_file else self.model_path / "config.json"
+        names = self.config.architectures or [self.config.model_type]
+        return ValueError(f"{where} ({names[0]}): {problem}")
 
 
 def _user_field(server_args: ServerArgs, field: str) -> str:
@@ -151,7 +156,7 @@ def _choose_context_len(
     asked, derived = server_args.context_length, derived_context_length(text)
     if derived is None:
         if asked is None:
-            raise where.fault("gives no max_position_embeddings; set context_length")
+            raise where.fault("it gives no max_position_embeddings; set context_length")
         return asked
     if asked is None or asked <= derived:
         return derived if asked is None else asked
