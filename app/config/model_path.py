@@ -48,6 +48,8 @@ def resolve_model_path(
     (downloaded into `download_dir`, by default the hub's own cache). Raises ValueError that names
     `field` and says what would be right.
     """
+    if not name_or_path:
+        raise ValueError(f"{field}: is empty; give a checkpoint directory, a .gguf file or a name")
     path = Path(name_or_path).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         # Not resolved: a link in the hub cache ends in .gguf, the blob behind it does not.
@@ -74,12 +76,12 @@ def resolve_model_path(
 
 
 def _is_plain_name(name: str) -> bool:
-    return bool(name) and name not in (".", "..") and "/" not in name and os.sep not in name
+    return name not in (".", "..") and "/" not in name and os.sep not in name
 
 
 def _looks_like_path(name: str) -> bool:
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name
-    return not name or not is_hub_id or name.endswith((".gguf", "/"))
+    return not is_hub_id or name.endswith((".gguf", "/"))
 
 
 def _download_snapshot(

@@ -24,8 +24,7 @@ class Rotation:
 
     def apply_(self, heads: torch.Tensor) -> None:
         """Rotate `heads [T, num_heads, head_dim]` in place."""
-        first, second = heads.chunk(2, dim=-1)
-        swapped = torch.cat((second, first), dim=-1).mul_(self.signed_sin)
+        swapped = heads.roll(heads.shape[-1] // 2, dims=-1).mul_(self.signed_sin)
         heads.mul_(self.cos).add_(swapped)
 
 

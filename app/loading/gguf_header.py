@@ -49,8 +49,9 @@ def read_header(path: Path) -> tuple[Metadata, tuple[GGUFTensor, ...]]:
     """
     if path.stat().st_size == 0:
         raise ValueError("it is empty")
-    file = np.memmap(path, mode="r", dtype=np.uint8)
-    cursor = _Cursor(memoryview(file))
+    # Copy on write: torch has no read-only tensors, and nobody writes to these.
+    file = np.memmap(path, mode="c", dtype=np.uint8)
+    cursor = _Cursor(file.data)
     try:
         if cursor.take(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")

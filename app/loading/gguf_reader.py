@@ -72,7 +72,7 @@ class GGUFFile:
         step = max(1, _ELEMENTS_AT_ONCE // tensor.shape[-1])
         for start in range(0, rows.shape[0], step):
             part = gguf.quants.dequantize(data[start : start + step], kind)
-            rows[start : start + step].copy_(torch.tensor(part))
+            rows[start : start + step].copy_(torch.from_numpy(part))
         if self.architecture != "llama":
             return dense
         module = tensor.name.rsplit(".", 2)[-2]

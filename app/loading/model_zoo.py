@@ -54,20 +54,27 @@ def pull_model(
     if found is not None:
         return found
     root = models_root()
+    lock = filelock.FileLock(root / f".{name}.lock")
     try:
         root.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     except OSError as error:
-        raise RuntimeError(f"{root}: cannot be made ({error}); set DRAFTSCOPE_CACHE") from error
-    with filelock.FileLock(root / f".{name}.lock"):
-        found = _find(name)
-        if found is not None:
-            return found
-        partial = root / f".{name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        recipes[name](partial, progress)
-        os.rename(partial, root / name)
-    return root / name
+        raise RuntimeError(
+            f"{root} cannot be written ({error}); set DRAFTSCOPE_CACHE to another directory"
+        ) from error
+    try:
+        return _find(name) or _make(recipes[name], root / name, progress)
+    finally:
+        lock.release()
+
+
+def _make(recipe: Recipe, directory: Path, progress: bool) -> Path:
+    partial = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    recipe(partial, progress)
+    os.rename(partial, directory)
+    return directory
 
 
 def _find(name: str) -> Path | None:

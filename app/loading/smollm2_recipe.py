@@ -64,15 +64,20 @@ def convert_gguf(gguf_file: Path, directory: Path, progress: bool) -> None:
     config.dtype = torch.bfloat16
     # The file holds float32: 1e-05 reads as 9.999999747378752e-06.
     config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")
-    config.name_or_path = ""
+    # The name that the file's author gave it, which is no name on a hub.
+    vars(config).pop("_model_name_or_path", None)
     config.save_pretrained(directory)
 
     tokenizer = AutoTokenizer.from_pretrained(**where)
     tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(directory)
 
-    generation_config: Any = GenerationConfig.from_model_config(config)
-    generation_config.save_pretrained(directory)
+    make_generation_config: Any = GenerationConfig
+    make_generation_config(
+        bos_token_id=config.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    ).save_pretrained(directory)
 
 
 def make_shallow_smollm2(full: Path, directory: Path, num_layers: int = SHALLOW_LAYERS) -> None:

@@ -201,6 +201,12 @@ class LlamaForCausalLM(BaseCausalLM):
         )
 
     def make_mlp(self, layer_id: int) -> nn.Module:
+        if self.model_config.quantization is not None:
+            raise ValueError(
+                f"quantization: {self.model_config.architecture} at "
+                f"{self.model_config.model_path} cannot be {self.model_config.quantization}; "
+                "use an unquantized checkpoint"
+            )
         return LlamaMLP(
             self.model_config.hidden_size,
             self.hf_config.intermediate_size,

@@ -32,6 +32,7 @@ class StopConditions:
     def accept(self, token_id: int) -> bool:
         """Take the next output token; true when the request ends with it."""
         if token_id in self._stop_token_ids:
+            self.finish()
             return True
         if self._detokenizer is None:
             return False

@@ -127,9 +127,7 @@ def make_batch(
 @given(
     shapes=st.lists(span_shapes(), min_size=1, max_size=3),
     layer=layers,
-    mode=st.sampled_from(
-        [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND]
-    ),
+    mode=st.sampled_from([ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND]),
     seed=st.integers(0, 2**31),
 )
 def test_rows_behind_a_prefix_match_the_reference(
@@ -194,7 +192,11 @@ def test_bfloat16_stays_within_its_rounding(num_rows: int, older_window_keys: in
 def test_a_row_does_not_depend_on_the_batch_around_it() -> None:
     layer = make_layer()
     backend = create_attention_backend("torch_paged")
-    shapes = [SpanShape(9, 3, False, None), SpanShape(200, 5, True, 2), SpanShape(31, 1, True, None)]
+    shapes = [
+        SpanShape(9, 3, False, None),
+        SpanShape(200, 5, True, 2),
+        SpanShape(31, 1, True, None),
+    ]
     q, k, v, batch = make_batch(shapes, layer, backend, ForwardMode.TARGET_VERIFY, seed=1)
     together = backend.forward(q, k, v, layer, batch)
     for span in batch.spans:
@@ -231,6 +233,20 @@ def test_dense_prompts_attend_to_themselves_without_reading_the_pool() -> None:
     q, k, v, batch = make_batch([shape], layer, backend, ForwardMode.EXTEND, seed=3)
     with pytest.raises(AssertionError, match="cached prefix"):
         backend.forward(q, k, v, layer, batch)
+
+
+def test_a_narrower_cache_rounds_prompts_the_same_way_in_both_backends() -> None:
+    layer = make_layer()
+    results = []
+    for name in ("torch_paged", "torch_dense"):
+        backend = create_attention_backend(name)
+        shape = SpanShape(0, 6, has_run=True, num_older_window_keys=None)
+        q, k, v, batch = make_batch([shape], layer, backend, ForwardMode.EXTEND, seed=4)
+        geometry = batch.token_to_kv_pool.layers
+        batch.token_to_kv_pool = TokenToKVPool(NUM_SLOTS, geometry, torch.bfloat16, q.device)
+        results.append(backend.forward(q, k, v, layer, batch))
+    assert results[0].dtype == torch.float32
+    assert torch.equal(results[0], results[1])
 
 
 def test_names() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ class ToyLayer(nn.Module):
 
 
 class ToyLlama(nn.Module):
-    packed_modules_mapping = {
+    packed_modules_mapping: ClassVar = {
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
         "gate_up_proj": ("gate_proj", "up_proj"),
     }

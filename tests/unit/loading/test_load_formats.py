@@ -155,7 +155,7 @@ def test_options_that_a_format_lacks_are_refused(
         toy.load(tmp_path, load_format, extra={"num_threads": 4})
 
 
-SGLANG_LOAD_FORMATS = [
+SGLANG_LOAD_FORMATS = (
     "auto",
     "pt",
     "safetensors",
@@ -179,7 +179,7 @@ SGLANG_LOAD_FORMATS = [
     "rdma",
     "local_cached",
     "ipc_cache",
-]
+)
 
 
 @pytest.mark.parametrize("load_format", SGLANG_LOAD_FORMATS)
@@ -195,5 +195,5 @@ def test_every_name_of_sglang_is_read_or_refused_with_advice(
 
 
 def test_unknown_format_lists_the_known_ones(toy: SimpleNamespace, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown load format 'safetensor'.*safetensors"):
+    with pytest.raises(ValueError, match=r"unknown load format 'safetensor'.*safetensors"):
         toy.load(tmp_path, "safetensor")

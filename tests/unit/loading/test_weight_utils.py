@@ -1,4 +1,4 @@
-"""load_weights: names, fusion, ties, dtypes, and what it says about a checkpoint that does not fit."""
+"""load_weights: names, fusion, ties, dtypes, and its words for a checkpoint that does not fit."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,13 @@ def run(model: BaseCausalLM, batch: ForwardBatch) -> torch.Tensor:
         return model.compute_logits(model(batch))
 
 
-def load(path: Path, dtype: str = "float32", linear_kernel: str = "torch") -> BaseCausalLM:
-    server_args = ServerArgs(model_path=str(path), dtype=dtype)
+def load(
+    path: Path,
+    dtype: str = "float32",
+    linear_kernel: str = "torch",
+    load_format: str = "auto",
+) -> BaseCausalLM:
+    server_args = ServerArgs(model_path=str(path), dtype=dtype, load_format=load_format)
     model_config = ModelConfig.from_server_args(server_args)
     loader = create_model_loader(build_load_config(server_args), model_config)
     model_class = resolve_model_class(model_config, "native")
@@ -150,7 +155,8 @@ def write(path: Path, family: str, overrides: Mapping[str, Any]) -> Path:
         family,
         vocab_size=96,
         num_layers=3,
-        **{"max_position_embeddings": 64, "overrides": overrides},
+        max_position_embeddings=64,
+        overrides=overrides,
     )
 
 
@@ -224,6 +230,13 @@ def test_requests_in_one_forward_do_not_meet(tmp_path: Path) -> None:
     assert_close(logits[1:], alone[0])
 
 
+def test_plain_models_refuse_a_quantization(tmp_path: Path) -> None:
+    model_config = load(write(tmp_path, "llama", {})).model_config
+    quantized = replace(model_config, quantization="modelopt_fp4")
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM.*modelopt_fp4"), torch.device("meta"):
+        resolve_model_class(quantized, "native")(quantized)
+
+
 def test_geometry_and_names(tmp_path: Path) -> None:
     path = write(tmp_path, "qwen3", {"tie_word_embeddings": True})
     model = load(path)
@@ -243,14 +256,19 @@ def test_packed_weights_give_the_logits_of_plain_ones(
     path = write(tmp_path, "llama", {"tie_word_embeddings": tie_word_embeddings})
     pair = make_pair(path)
     logits = []
-    for kernel in ("torch", "onednn_bf16"):
-        pair.model = load(path, "bfloat16", kernel)
+    for kernel, load_format in (
+        ("torch", "auto"),
+        ("onednn_bf16", "auto"),
+        ("onednn_bf16", "layered"),
+    ):
+        pair.model = load(path, "bfloat16", kernel, load_format)
         pair.pool = TokenToKVPool(
             2 * LENGTH + 1, pair.model.kv_geometry, torch.bfloat16, torch.device("cpu")
         )
         logits.append(pair.extend(0, LENGTH))
     # A few bfloat16 steps of logits with a standard deviation of 2.
     assert (logits[0] - logits[1]).abs().max().item() < 0.25
+    assert torch.equal(logits[1], logits[2])
 
 
 def test_a_packed_kernel_without_effect_warns(

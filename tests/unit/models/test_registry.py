@@ -21,7 +21,9 @@ def model_config(architecture: str, model_type: str) -> Any:
 
 
 def test_native_models_are_preferred() -> None:
-    assert resolve_model_class(model_config("LlamaForCausalLM", "llama"), "auto") is LlamaForCausalLM
+    assert (
+        resolve_model_class(model_config("LlamaForCausalLM", "llama"), "auto") is LlamaForCausalLM
+    )
     assert (
         resolve_model_class(model_config("Qwen3ForCausalLM", "qwen3"), "native") is Qwen3ForCausalLM
     )

@@ -8,13 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from app.attention.forward_batch import AttentionSpan, ForwardBatch, ForwardMode
+from app.attention.registry import create_attention_backend
 from app.config.load_config import LoadConfig, build_load_config
 from app.config.model_config import ModelConfig
 from app.config.server_args import ServerArgs
 from app.layers.quantization.modelopt_fp4 import ModelOptFp4Experts
 from app.layers.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from app.loading.loader import create_model_loader
+from app.memory.token_to_kv_pool import TokenToKVPool
 from app.models.registry import resolve_model_class
 from app.models.shared_experts import SharedExpertsForCausalLM
 from app.testing.shared_experts_checkpoint import (
@@ -196,3 +201,40 @@ def test_without_its_quantization_the_model_is_refused(checkpoint: Path) -> None
 def test_block_size_must_divide_the_input() -> None:
     with pytest.raises(ValueError, match="multiples of 16, got 24"):
         ModelOptFp4Experts(2, 24, 16, dtype=torch.float32)
+
+
+def test_logits_equal_a_llama_with_the_experts_side_by_side(checkpoint: Path) -> None:
+    model = load(checkpoint)
+    layers, geometry = model.model.layers, model.kv_geometry
+    with torch.device("meta"):
+        config = LlamaConfig.from_pretrained(checkpoint)
+        config.intermediate_size *= config.n_shared_experts
+        reference = LlamaForCausalLM(config)
+    state = load_file(checkpoint / "model.safetensors")
+    state = {name: tensor for name, tensor in state.items() if ".mlp." not in name}
+    for index, layer in enumerate(layers):
+        gate, up = layer.mlp.w13.dense_weight.chunk(2, dim=1)
+        down = layer.mlp.w2.dense_weight.permute(1, 0, 2)
+        prefix = f"model.layers.{index}.mlp"
+        state[f"{prefix}.gate_proj.weight"] = gate.flatten(0, 1)
+        state[f"{prefix}.up_proj.weight"] = up.flatten(0, 1)
+        state[f"{prefix}.down_proj.weight"] = down.flatten(1)
+    reference.load_state_dict(state, assign=True)
+    reference.model.rotary_emb = LlamaRotaryEmbedding(config)
+
+    length = 12
+    input_ids = torch.arange(40, 40 + length)
+    slots = torch.arange(length)
+    batch = ForwardBatch(
+        mode=ForwardMode.EXTEND,
+        input_ids=input_ids,
+        positions=slots,
+        out_cache_loc=slots,
+        spans=(AttentionSpan(0, length, 0, slots, kv_start=0),),
+        token_to_kv_pool=TokenToKVPool(length, geometry, torch.float32, torch.device("cpu")),
+        attn_backend=create_attention_backend("torch_paged"),
+    )
+    with torch.inference_mode():
+        found = model.compute_logits(model(batch))
+        expected = reference(input_ids[None]).logits[0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

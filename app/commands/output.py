@@ -1,0 +1,34 @@
+"""Answers go to standard output; logs and progress go to standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+
+import click
+
+
+def print_json(value: object, *, indent: int | None = None) -> None:
+    """One JSON value; a line of its own when `indent` is unset."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns padded to their widest cell; the last one is not padded."""
+    table = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header) - 1)]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.echo("  ".join([*cells, row[-1]]).rstrip())
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error, so that standard output holds the answer alone."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
