@@ -31,7 +31,6 @@ from app.workers.tp_worker import BaseTpWorker, TpModelWorker
 
 
 class TargetScope(containers.DeclarativeContainer):
-
     server_args = providers.Dependency(instance_of=ServerArgs)
 
     runtime_context = providers.Dependency(instance_of=RuntimeContext)
@@ -71,7 +70,6 @@ class TargetScope(containers.DeclarativeContainer):
 
 
 class DraftScope(containers.DeclarativeContainer):
-
     server_args = providers.Dependency(instance_of=ServerArgs)
 
     runtime_context = providers.Dependency(instance_of=RuntimeContext)
@@ -124,7 +122,6 @@ class DraftScope(containers.DeclarativeContainer):
 
 
 class EngineContainer(containers.DeclarativeContainer):
-
     server_args = providers.Dependency(instance_of=ServerArgs)
 
     algorithms = providers.Singleton(
@@ -183,7 +180,6 @@ class EngineContainer(containers.DeclarativeContainer):
 
 
 class ApplicationContainer(containers.DeclarativeContainer):
-
     config_file: providers.Dependency[Path | None] = providers.Dependency(
         default=providers.Object(None)
     )

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 class ForwardMode(Enum):
     """EXTEND: prompt tokens. DECODE: one generated token (or K draft beams) a request.
-    TARGET_VERIFY: the nodes of a draft tree. DRAFT_EXTEND: the draft catching up on accepted tokens."""
+    TARGET_VERIFY: the nodes of a draft tree. DRAFT_EXTEND: the draft catching up on what was
+    accepted."""
 
     EXTEND = "extend"
     DECODE = "decode"

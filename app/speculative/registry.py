@@ -59,7 +59,7 @@ class AlgorithmRegistration:
 
 
 class AlgorithmRegistry:
-    """Registrations by name. Adding one makes a new registry, so engines cannot affect each other."""
+    """Registrations by name. Adding one makes a new registry: engines cannot affect each other."""
 
     def __init__(self, registrations: Mapping[str, AlgorithmRegistration]) -> None:
         self._registrations = MappingProxyType(dict(registrations))

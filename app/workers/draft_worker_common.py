@@ -56,6 +56,10 @@ class DraftForward:
         from_nothing = all(row.start == 0 for row in rows)
         mode = ForwardMode.EXTEND if from_nothing else ForwardMode.DRAFT_EXTEND
         batch = causal_batch(mode, rows, self.worker, self.pools)
+        # Ids that only the target has: the draft reads some token it knows, which costs acceptance
+        # and nothing else.
+        vocab_size = self.worker.model_config.vocab_size
+        batch.input_ids.masked_fill_(batch.input_ids >= vocab_size, 0)
         hidden = self.worker.forward(batch)
         for state, end in zip(states, ends, strict=True):
             state.draft_len = end
