@@ -2,6 +2,9 @@
 
 A draft can only be wired from `DraftScope`, whose border is four values: the draft's own record,
 the runtime context, the target worker and the algorithm registry. See docs/draft-scope.md.
+
+TargetScope and DraftScope repeat each other on purpose: a provider inherited from a common base is
+one object, so overriding it on DraftScope would swap the target's too.
 """
 
 from __future__ import annotations

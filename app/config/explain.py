@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from app.config.frozen_mapping import thaw
-from app.config.provenance import DEFAULT_SOURCE
 from app.config.server_args import ServerArgs
 
 
@@ -27,30 +26,6 @@ def explain(target: ServerArgs, draft: ServerArgs | None) -> dict[str, object]:
 def differing_fields(target: ServerArgs, draft: ServerArgs) -> list[str]:
     """Fields whose values differ, in the record's order."""
     return [f for f in ServerArgs.model_fields if getattr(target, f) != getattr(draft, f)]
-
-
-def render_explanation(
-    target: ServerArgs, draft: ServerArgs | None, *, show_all: bool = False
-) -> str:
-    """A table for people; without `show_all` fields that nobody set are left out.
-
-    A `*` marks fields in which the draft differs.
-    """
-    records = [target] if draft is None else [target, draft]
-    differs = [] if draft is None else differing_fields(target, draft)
-    rows = [["field", "target", "source", "draft", "source"][: 1 + 2 * len(records)]]
-    for field in ServerArgs.model_fields:
-        if not show_all and all(record.sources[field] == DEFAULT_SOURCE for record in records):
-            continue
-        row = [f"{'*' if field in differs else ' '} {field}"]
-        for record in records:
-            row += [str(thaw(getattr(record, field))), record.sources[field]]
-        rows.append(row)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
 
 
 def server_args_schema() -> dict[str, object]:

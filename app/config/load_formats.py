@@ -38,16 +38,3 @@ REFUSED_LOAD_FORMATS: Mapping[str, str] = MappingProxyType(
         "runai_streamer": _FAST_READERS,
     }
 )
-
-
-def check_load_format(load_format: str, field: str = "load_format") -> None:
-    """Raise ValueError unless this build reads `load_format`; `field` is named in the message."""
-    if load_format in SUPPORTED_LOAD_FORMATS:
-        return
-    known = ", ".join(SUPPORTED_LOAD_FORMATS)
-    if load_format in REFUSED_LOAD_FORMATS:
-        raise ValueError(
-            f"{field}: {load_format} is not supported by this build; "
-            f"{REFUSED_LOAD_FORMATS[load_format]} (supported: {known})"
-        )
-    raise ValueError(f"{field}: unknown load format {load_format!r} (supported: {known})")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.config.load_config import LoadConfig
-from app.config.load_formats import check_load_format
 from app.config.model_config import ModelConfig
 from app.loading.base_loader import BaseModelLoader
 from app.loading.default_loader import DefaultModelLoader
@@ -18,11 +17,10 @@ __all__ = ["BaseModelLoader", "create_model_loader"]
 
 
 def create_model_loader(load_config: LoadConfig, model_config: ModelConfig) -> BaseModelLoader:
-    """The loader for `load_config.load_format`; ValueError for a format that is not supported.
+    """The loader for `load_config.load_format`, which the record has validated.
 
     "auto" reads a `.gguf` file as gguf; for a directory the files decide when they are read.
     """
-    check_load_format(load_config.load_format)
     if load_config.load_format == "auto" and model_config.model_path.suffix == ".gguf":
         load_config = replace(load_config, load_format="gguf")
     match load_config.load_format:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from app.config.explain import explain, render_explanation, server_args_schema
+from app.config.explain import explain, server_args_schema
 from app.config.server_args import ServerArgs
 
 TARGET = ServerArgs(model_path="m", json_model_override_args={"a": {"b": 1}}, plugins=["p:q"])
@@ -26,17 +26,6 @@ def test_target_alone() -> None:
     explained = explain(TARGET, None)
     assert explained["draft"] is None
     assert explained["differs"] == []
-    assert "draft" not in render_explanation(TARGET, None)
-
-
-def test_table_marks_differences_and_leaves_defaults_out() -> None:
-    lines = render_explanation(TARGET, DRAFT).splitlines()
-    assert lines[0].split() == ["field", "target", "source", "draft", "source"]
-    (marked,) = [line for line in lines if line.startswith("*")]
-    assert marked.split()[1:4] == ["load_format", "auto", "default"]
-    assert not any("page_size" in line for line in lines)
-    everything = render_explanation(TARGET, DRAFT, show_all=True).splitlines()
-    assert len(everything) == len(ServerArgs.model_fields) + 1
 
 
 def test_schema_describes_files() -> None:

@@ -243,7 +243,7 @@ def test_ids_that_only_the_draft_has_are_never_proposed(
 
 
 def test_another_vocabulary_size_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ValueError, match="vocab_size is 40 in .* and 32 in"):
+    with pytest.raises(ValueError, match=r"vocab_size is 40 in .* and 32 in"):
         build(fake(vocab_size=40))
 
 
