@@ -175,10 +175,11 @@ def open_engine(
     if isinstance(server_args, ServerArgs):
         container = build_container(server_args, algorithms)
     else:
+        if algorithms is not None:
+            raise ValueError("algorithms: a container has its own; give them to EngineContainer")
         container = server_args
     with ExitStack() as stack:
-        target_config = container.target_config()
-        ensure_models(target_config)
+        ensure_models(container)
         engine = Engine(
             runtime_context=container.runtime_context(),
             tokenizer=container.tokenizer(),
@@ -200,9 +201,17 @@ def build_container(
     return EngineContainer(server_args=server_args, algorithms=algorithms)
 
 
-def ensure_models(target_config: ServerArgs) -> None:
+def ensure_models(container: EngineContainer) -> None:
     """Fetch models that are given by a name the project knows and that are not cached yet."""
-    for name in (target_config.model_path, target_config.speculative_draft_model_path):
+    record = container.target_config()
+    algorithm = container.algorithms().get(record.speculative_algorithm)
+    needed = [
+        record.model_path,
+        None if record.skip_tokenizer_init else record.tokenizer_path,
+        # Without an algorithm that drafts with a model, a draft that is named is not fetched.
+        record.speculative_draft_model_path if algorithm.has_draft_model else None,
+    ]
+    for name in dict.fromkeys(needed):
         if name is not None:
             ensure_available(name)
 
@@ -214,7 +223,7 @@ def explain_config(server_args: ServerArgs) -> dict[str, Any]:
     """
     container = without_weights(build_container(server_args))
     target_config = container.target_config()
-    ensure_models(target_config)
+    ensure_models(container)
     container.target.tp_worker()
     algorithm = container.algorithms().get(target_config.speculative_algorithm)
     has_draft = algorithm.is_speculative and target_config.speculative_num_steps != 0

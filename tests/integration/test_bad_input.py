@@ -17,12 +17,10 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from app.cli import cli
-from app.config.sampling_params import SamplingParams
 from app.containers import EngineContainer
 from app.engine import open_engine
 from tests.integration.pairs import (
     CONTEXT_LENGTH,
-    PROMPTS,
     Pair,
     change_config,
     decode,
@@ -325,34 +323,6 @@ def test_a_refused_prompt_without_json_is_one_line(pair: Pair) -> None:
     assert outcome.exit_code == 1
     assert outcome.stderr.startswith("Error: prompt 1: the prompt has ")
     assert outcome.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ([5] * CONTEXT_LENGTH, f"the prompt has {CONTEXT_LENGTH} tokens"),
-        ([5, 320], "token id 320; the model has ids 0 to 319"),
-        ([-1], "token id -1"),
-        ([], "empty"),
-        ([{"role": "user"}], "role and content"),
-    ],
-)
-def test_a_refused_prompt_harms_no_other(pair: Pair, prompt: Any, message: str) -> None:
-    alone = pair.decode_alone()
-    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
-    with open_engine(pair.standalone()) as engine:
-        results = engine.generate([PROMPTS[0], prompt, *PROMPTS[1:]], params)
-        free = engine.status()["kv_cache_free_tokens"]
-        assert free == engine.status()["kv_cache_tokens"]
-    assert message in str(results[1].error)
-    assert [r.token_ids for r in results if r.error is None] == alone
-
-
-def test_the_longest_prompt_that_fits_gives_one_token(pair: Pair) -> None:
-    with open_engine(pair.standalone()) as engine:
-        (result,) = engine.generate([[5] * (CONTEXT_LENGTH - 1)], SamplingParams(ignore_eos=True))
-    assert result.error is None
-    assert (result.completion_tokens, result.finish_reason) == (1, "length")
 
 
 # The target after a draft that failed.

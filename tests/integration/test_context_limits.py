@@ -184,6 +184,27 @@ def test_a_draft_with_learned_positions_stops_at_its_last_one(
     assert long.spec.proposed == 0
 
 
+@pytest.mark.parametrize("name", ["none", "ngram", "rotary chain", "rotary tree"])
+def test_a_target_with_learned_positions_fills_its_context(
+    tmp_path: Path, short_draft: Path, name: str
+) -> None:
+    # Windows of the last steps reach behind the last position of its table.
+    target = write_gpt2(tmp_path / "gpt2", DRAFT_LIMIT)
+    settings = {
+        "none": {},
+        "ngram": ngram(num_draft_tokens=8),
+        "rotary chain": standalone(short_draft, num_steps=8),
+        "rotary tree": standalone(short_draft, num_steps=5, topk=2),
+    }[name]
+    prompts = [random_prompt(length, seed=length) for length in (4, 25, 30, 31)]
+    with open_tiny(target, settings) as engine:
+        results = engine.generate(prompts, greedy(100))
+    alone = TargetAlone(target)
+    for prompt, result in zip(prompts, results, strict=True):
+        alone.assert_same(result, DRAFT_LIMIT - len(prompt))
+        assert result.finish_reason == "length"
+
+
 def test_a_learned_draft_of_the_same_weights_is_accepted_up_to_its_limit(tmp_path: Path) -> None:
     # GPT-2 both times, the draft with the first rows of the target's position table.
     target = write_gpt2(tmp_path / "target", TARGET_LIMIT)

@@ -130,6 +130,8 @@ def test_the_target_is_untouched_by_a_draft_that_differs_in_everything(pair: Pai
     assert draft.model_config.dtype is torch.bfloat16
     assert draft.kv_cache_dtype is torch.float16
     assert draft.server_args.attention_backend == "torch_paged"
+    targets = {name: v for name, v in EVERYTHING_DIFFERS.items() if "speculative" not in name}
+    assert decode(container) == pair.decode_alone(**targets)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -17,6 +17,7 @@ from app.loading.default_loader import DefaultModelLoader
 from app.loading.dummy_loader import DummyModelLoader
 from app.loading.layered_loader import LayeredModelLoader
 from app.loading.sharded_state_loader import ShardedStateLoader, save_sharded_state
+from app.testing.shared_experts_checkpoint import write_shared_experts_checkpoint
 from tests.integration.pairs import (
     Pair,
     control_fails,
@@ -236,3 +237,47 @@ def test_a_damaged_draft_of_another_format_leaves_the_target_alone(
         pytest.raises(ValueError, match=r"draft worker.*missing.*model\.norm\.weight"),
     ):
         container.scheduler()
+
+
+# A side channel of the format: NVFP4 scales that differ are noise in a dummy and a fault elsewhere.
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Target with one global scale a layer, draft with one an expert."""
+    root = tmp_path_factory.mktemp("experts")
+    return Pair(
+        write_shared_experts_checkpoint(root / "target"),
+        write_shared_experts_checkpoint(root / "draft", has_single_scale=False),
+    )
+
+
+def global_scales(worker: Any) -> list[float]:
+    model: torch.nn.Module = worker.model_runner.model
+    return [
+        float(module.global_scale) for module in model.modules() if hasattr(module, "global_scale")
+    ]
+
+
+def test_a_dummy_draft_may_have_unequal_scales_beside_a_real_target(experts: Pair) -> None:
+    container = experts.build(speculative_draft_load_format="dummy")
+    before = global_scales(container.target.tp_worker())
+    draft = draft_tp_worker(container.scheduler())
+    assert set(global_scales(draft)) == {1.0}
+    assert global_scales(container.target.tp_worker()) == before
+    assert 1.0 not in before
+    assert decode(container) == experts.decode_alone()
+
+
+def test_a_real_draft_may_not_have_unequal_scales_beside_a_dummy_target(experts: Pair) -> None:
+    container = experts.build(load_format="dummy", speculative_draft_load_format="auto")
+    with pytest.raises(ValueError, match=r"draft worker .*weight_scale_2.*reshard"):
+        container.scheduler()
+    assert set(global_scales(container.target.tp_worker())) == {1.0}
+    mended = experts.build(
+        load_format="dummy",
+        speculative_draft_load_format="auto",
+        speculative_draft_model_path=str(experts.target),
+    )
+    assert 1.0 not in global_scales(draft_tp_worker(mended.scheduler()))
+    assert set(global_scales(mended.target.tp_worker())) == {1.0}

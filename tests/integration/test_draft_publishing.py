@@ -97,8 +97,11 @@ def test_a_copy_made_while_the_draft_is_published_starts_from_the_target(pair: P
     assert len(probe.copies) == 3
     assert all(copy == probe.worker_record for copy in probe.copies)
     assert all(copy.load_format == "dummy" for copy in probe.copies)
-    with container.runtime_context().published(container.target_config()):
+    # Of another draft: nothing of it may appear in this one's record.
+    other = probe.copies[0].derive("test", {"chunked_prefill_size": 3, "page_size": 2})
+    with container.runtime_context().published(other):
         assert container.draft_config() == probe.worker_record
+        assert container.draft_scope().server_args() == probe.worker_record
 
 
 # P1. After construction nobody reads the published record.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from app.config.sampling_params import SamplingParams
 from app.results import GenerateResult
+from app.testing.checkpoints import write_checkpoint
 from tests.integration.engines import (
+    VOCAB_SIZE,
     TinyModels,
     accepted,
     greedy,
@@ -162,3 +165,67 @@ def test_ngram_accepts_what_a_text_repeats(tiny: TinyModels, target_alone: Targe
     assert second.spec is not None
     assert second.spec.accept_length is not None
     assert second.spec.accept_length > 3
+
+
+@pytest.mark.parametrize(
+    "draft_fields",
+    [
+        {"speculative_draft_dtype": "bfloat16"},
+        {"speculative_draft_dtype": "float16", "speculative_draft_kv_cache_dtype": "float32"},
+        {"speculative_draft_kv_cache_dtype": "bfloat16"},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_a_draft_may_have_another_dtype(
+    tiny: TinyModels, target_alone: TargetAlone, draft_fields: dict[str, str]
+) -> None:
+    prompts = prompts_for(4)
+    params = params_for(len(prompts))
+    for topk in (1, 2):
+        settings = standalone(tiny.perfect, num_steps=3, topk=topk)
+        with open_tiny(tiny.target, settings, **draft_fields) as engine:
+            results = engine.generate(prompts, params)
+        assert_lossless(results, params, target_alone)
+        # Rounded weights are still nearly the target's.
+        assert accepted(results) > sum(each.max_new_tokens for each in params) / 2
+
+
+def test_a_draft_may_be_larger_than_its_target(
+    tiny: TinyModels, target_alone: TargetAlone, tmp_path: Path
+) -> None:
+    draft = write_checkpoint(
+        tmp_path / "draft",
+        num_layers=3,
+        hidden_size=96,
+        num_heads=6,
+        num_kv_heads=6,
+        vocab_size=VOCAB_SIZE,
+    )
+    prompts = prompts_for(4)
+    params = params_for(len(prompts))
+    for topk in (1, 2):
+        with open_tiny(tiny.target, standalone(draft, num_steps=3, topk=topk)) as engine:
+            results = engine.generate(prompts, params)
+        assert_lossless(results, params, target_alone)
+        assert all(result.spec is not None and result.spec.proposed > 0 for result in results)
+
+
+@pytest.mark.parametrize(
+    "family", ["mistral", "qwen2", "qwen3", "gemma3", "gemma2", "gpt2", "olmo2"]
+)
+def test_every_family_is_lossless_as_target_and_as_draft(tmp_path: Path, family: str) -> None:
+    checkpoint = write_checkpoint(
+        tmp_path / family, family, num_layers=2, vocab_size=VOCAB_SIZE, seed=1
+    )
+    alone = TargetAlone(checkpoint)
+    prompts = prompts_for(4)
+    params = params_for(len(prompts))
+    for settings in (
+        standalone(checkpoint, num_steps=3),
+        standalone(checkpoint, num_steps=3, topk=2),
+        ngram(num_draft_tokens=6),
+    ):
+        with open_tiny(checkpoint, settings, chunked_prefill_size=3, page_size=4) as engine:
+            results = engine.generate(prompts, params)
+        assert_lossless(results, params, alone)
+        assert accepted(results) > 0

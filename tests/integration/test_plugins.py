@@ -141,11 +141,6 @@ def test_the_example_is_lossless_through_an_entry_point(
     decode_repeating(pair, EngineContainer(server_args=args))
 
 
-def test_the_example_accepts_what_it_looked_up(prompt_lookup: Any) -> None:
-    assert prompt_lookup.look_up([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
-    assert prompt_lookup.look_up([1, 2, 3], 2) == []
-
-
 def test_the_command_line_lists_a_plugin(prompt_lookup: Any) -> None:
     outcome = CliRunner().invoke(cli, ["algorithms", "--plugins", PLUGIN])
     assert outcome.exit_code == 0, outcome.stderr

@@ -1,0 +1,111 @@
+"""Opening an engine over fakes: what is fetched, what is refused, and what closing means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dependency_injector import providers
+
+import app.engine
+from app.config.sampling_params import SamplingParams
+from app.config.server_args import ServerArgs
+from app.containers import EngineContainer
+from app.engine import open_engine
+from app.speculative.builtin import builtin_algorithms
+from app.testing.fakes import FakeTpWorker
+
+DRAFT = {"speculative_draft_model_path": "smollm2-135m-shallow"}
+
+
+def container(**fields: Any) -> Any:
+    given = {"model_path": "smollm2-135m", "max_total_tokens": 200, "skip_tokenizer_init": True}
+    built: Any = EngineContainer(server_args=ServerArgs(**(given | fields)))
+    built.target.tp_worker.override(providers.Singleton(FakeTpWorker))
+    return built
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of models that would be fetched."""
+    names: list[str] = []
+    monkeypatch.setattr(app.engine, "ensure_available", names.append)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, ["smollm2-135m"]),
+        ({"speculative_algorithm": "NGRAM"}, ["smollm2-135m"]),
+        ({**DRAFT, "speculative_algorithm": "NONE"}, ["smollm2-135m"]),
+        ({**DRAFT, "speculative_algorithm": "STANDALONE", "speculative_num_steps": 0},
+         ["smollm2-135m"]),
+        ({"skip_tokenizer_init": False, "tokenizer_path": "other"}, ["smollm2-135m", "other"]),
+        ({"skip_tokenizer_init": False}, ["smollm2-135m"]),
+        ({**DRAFT, "speculative_algorithm": "STANDALONE"},
+         ["smollm2-135m", "smollm2-135m-shallow"]),
+    ],
+)  # fmt: skip
+def test_only_what_is_needed_is_fetched(
+    fetched: list[str], fields: dict[str, Any], expected: list[str]
+) -> None:
+    app.engine.ensure_models(container(**fields))
+    assert fetched == expected
+
+
+def test_a_registry_beside_a_container_is_refused() -> None:
+    with (
+        pytest.raises(ValueError, match="give them to EngineContainer"),
+        open_engine(container(), algorithms=builtin_algorithms()),
+    ):
+        pass
+
+
+def test_a_closed_engine_says_so(fetched: list[str]) -> None:
+    with open_engine(container(speculative_algorithm="NGRAM")) as engine:
+        assert engine.generate([[1, 2]], SamplingParams(max_new_tokens=3))[0].completion_tokens == 3
+        stream = engine.stream([1, 2], SamplingParams(max_new_tokens=3))
+        engine.close()
+        engine.close()
+        with pytest.raises(RuntimeError, match="the engine is closed"):
+            next(stream)
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        engine.generate([[1, 2]])
+
+
+def test_a_failing_step_aborts_its_requests_and_nothing_else(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_new_tokens=6)
+    with open_engine(container(speculative_algorithm="NGRAM")) as engine:
+        expected = engine.generate([[5, 6]], params)[0].token_ids
+        worker: Any = engine.scheduler.spec_worker
+        with monkeypatch.context() as patched:
+            patched.setattr(worker, "propose", lambda states: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                engine.generate([[5, 6], [7]], params)
+        status = engine.status()
+        assert (status["num_running"], status["num_waiting"]) == (0, 0)
+        assert status["kv_cache_free_tokens"] == status["kv_cache_tokens"]
+        assert engine.generate([[5, 6]], params)[0].token_ids == expected
+
+
+def test_params_are_one_for_all_or_one_each(fetched: list[str]) -> None:
+    with open_engine(container()) as engine:
+        counts = [SamplingParams(max_new_tokens=count) for count in (1, 2)]
+        results = engine.generate([[1], [2]], counts)
+        assert [result.completion_tokens for result in results] == [1, 2]
+        with pytest.raises(ValueError, match="2 sets were given for 3 prompts"):
+            engine.generate([[1], [2], [3]], counts)
+        assert engine.generate([]) == []
+
+
+def test_requests_of_an_engine_with_a_seed_repeat(fetched: list[str]) -> None:
+    params = SamplingParams(max_new_tokens=8, temperature=1.0)
+    texts = []
+    for seed in (3, 3, 4):
+        with open_engine(container(random_seed=seed)) as engine:
+            texts.append([r.token_ids for r in engine.generate([[1], [1]], params)])
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0][0] != texts[0][1]
