@@ -103,6 +103,11 @@ class Engine:
         finally:
             self._scheduler.abort(request)
 
+    def abort(self) -> None:
+        """End all requests before their next step; they keep what they have emitted, and
+        `generate` and `stream` return it. May be called from any thread or a signal handler."""
+        self._scheduler.abort_all()
+
     def _submit(self, prompt: Prompt, params: SamplingParams, raw: bool) -> Request:
         if self._is_closed:
             raise RuntimeError("the engine is closed")

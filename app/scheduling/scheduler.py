@@ -46,6 +46,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._last_was_prefill = False
+        self._abort_all = False
         self.spec_worker = self.maybe_init_draft_worker()
         self.pools = self._init_memory_pools()
         self.prefix_cache: BasePrefixCache = NoPrefixCache(self.pools.allocator)
@@ -137,8 +138,18 @@ class Scheduler:
             self.waiting.remove(request)
         self.spec_worker.forget(request)
 
+    def abort_all(self) -> None:
+        """End every request before the next step. May be called from any thread."""
+        self._abort_all = self.has_work
+
     def step(self) -> list[Request]:
         """Run one batch; returns the requests that emitted tokens or ended."""
+        if self._abort_all:
+            self._abort_all = False
+            aborted = [*self.running, *self.waiting]
+            for request in aborted:
+                self.abort(request)
+            return aborted
         self._admit()
         batch = self._next_batch()
         try:

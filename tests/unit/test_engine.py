@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -109,3 +110,20 @@ def test_requests_of_an_engine_with_a_seed_repeat(fetched: list[str]) -> None:
             texts.append([r.token_ids for r in engine.generate([[1], [1]], params)])
     assert texts[0] == texts[1] != texts[2]
     assert texts[0][0] != texts[0][1]
+
+
+def test_abort_from_another_thread_ends_requests_with_what_they_have(fetched: list[str]) -> None:
+    with open_engine(container()) as engine:
+        stream = engine.stream([3, 1, 4], SamplingParams(max_new_tokens=50, ignore_eos=True))
+        first = next(stream)
+        thread = threading.Thread(target=engine.abort)
+        thread.start()
+        thread.join()
+        (last,) = list(stream)
+        assert last.finish_reason == "abort"
+        assert last.result is not None
+        assert last.result.token_ids == first.token_ids
+        status = engine.status()
+        assert status["kv_cache_free_tokens"] == status["kv_cache_tokens"]
+        (after,) = engine.generate([[3, 1, 4]], SamplingParams(max_new_tokens=2, ignore_eos=True))
+        assert (after.finish_reason, after.completion_tokens) == ("length", 2)
