@@ -62,4 +62,7 @@ class NGRAMWorker(BaseSpecWorker):
         )
 
     def forget(self, state: DecodeState) -> None:
+        if state.has_output:
+            # The last step's tokens: no proposal came behind them, but texts repeat to their end.
+            self.trie.insert(state.request_id, state.token_ids)
         self.trie.erase(state.request_id)

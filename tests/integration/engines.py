@@ -70,7 +70,12 @@ def open_tiny(
     **more: object,
 ) -> AbstractContextManager[Engine]:
     """An engine over `checkpoint`. Prompts are token ids unless `skip_tokenizer_init` is false."""
-    values = {"skip_tokenizer_init": True, "dtype": "float32", "random_seed": 0}
+    values = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "random_seed": 0,
+        "max_running_requests": 16,
+    }
     args = ServerArgs.from_sources(
         {"model_path": str(checkpoint), **values, **settings, **more}, {}
     )

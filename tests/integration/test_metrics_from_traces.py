@@ -97,8 +97,7 @@ def test_counters_equal_the_trace(
     with open_tiny(tiny.target, settings_of(tiny, name)) as engine:
         record = trace(engine, monkeypatch)
         results = engine.generate(PROMPTS, params)
-        first_id = 0
-    for request_id, result in enumerate(results, start=first_id):
+    for request_id, result in enumerate(results):
         verifies = record.verifies[request_id]
         spec = result.spec
         assert spec is not None

@@ -32,6 +32,7 @@ PROMPT = [3, 7, 5]
 # A fourth token is sampled, so that a verify gives the third: the last one is decoded plainly.
 NUM_COUNTED, NUM_SAMPLED = 3, 4
 BATCH_SIZE = 48
+NUM_REQUESTS = 1000
 # Seeds are fixed: a fault shows as far less, and no run fails by chance.
 MIN_P_VALUE = 1e-3
 
@@ -79,7 +80,12 @@ class TinyVocabulary:
     ) -> list[GenerateResult]:
         """`num_requests` texts, decoded in batches by one engine."""
         results: list[GenerateResult] = []
-        with open_tiny(self.target, self.settings(rule), max_total_tokens=2048) as engine:
+        with open_tiny(
+            self.target,
+            self.settings(rule),
+            max_running_requests=BATCH_SIZE,
+            max_total_tokens=BATCH_SIZE * 16,
+        ) as engine:
             while len(results) < num_requests:
                 results += engine.generate([prompt] * BATCH_SIZE, params)
         return results
@@ -136,7 +142,7 @@ def check(models: TinyVocabulary, rule: str, sampling: str, num_requests: int) -
 def test_texts_are_distributed_as_the_target_alone_gives_them(
     tiny_vocabulary: TinyVocabulary, rule: str, sampling: str
 ) -> None:
-    check(tiny_vocabulary, rule, sampling, num_requests=1500)
+    check(tiny_vocabulary, rule, sampling, num_requests=NUM_REQUESTS)
 
 
 @pytest.mark.full
@@ -177,12 +183,12 @@ def test_a_rule_that_forgets_the_residual_is_found(
 
     monkeypatch.setattr(app.workers.accept, "chain_rejection_accept", without_residual)
     with pytest.raises(AssertionError, match="p = "):
-        check(tiny_vocabulary, "rejection", "plain", num_requests=1500)
+        check(tiny_vocabulary, "rejection", "plain", num_requests=NUM_REQUESTS)
 
 
 def test_a_temperature_that_is_ignored_is_found(tiny_vocabulary: TinyVocabulary) -> None:
     asked = SamplingParams(temperature=0.8, max_new_tokens=NUM_SAMPLED, ignore_eos=True)
-    results = tiny_vocabulary.sample("chain", params_of("plain"), 1500)
+    results = tiny_vocabulary.sample("chain", params_of("plain"), NUM_REQUESTS)
     probs = text_probs(tiny_vocabulary.alone, PROMPT, asked, NUM_COUNTED)
     with pytest.raises(AssertionError, match="p = "):
         assert_distributed(count(results), probs)

@@ -60,6 +60,13 @@ def test_the_text_is_what_the_model_says(engine: Engine) -> None:
     assert engine.scheduler.algorithm is None or accepted([result]) > 0
 
 
+def test_ngrams_know_a_text_to_its_end(reciter: Path) -> None:
+    with open_tiny(reciter, ngram(num_draft_tokens=4), skip_tokenizer_init=False) as engine:
+        first, second = (engine.generate(["#"], raw=True)[0] for _ in range(2))
+    assert first.token_ids == second.token_ids
+    assert second.from_draft[-1], "EOS was proposed, since the first text ended with it"
+
+
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_stop_string_ends_the_text_at_every_place(engine: Engine, length: int) -> None:
     stops = [TEXT[start : start + length] for start in range(len(TEXT) - length + 1)]
