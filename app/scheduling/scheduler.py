@@ -123,6 +123,9 @@ class Scheduler:
             )
         request.max_len = min(request.max_len, self.max_request_len)
         request.submitted_at = time.perf_counter()
+        if not self.has_work:
+            # It was for requests that have ended meanwhile.
+            self._abort_all = False
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
@@ -140,7 +143,7 @@ class Scheduler:
 
     def abort_all(self) -> None:
         """End every request before the next step. May be called from any thread."""
-        self._abort_all = self.has_work
+        self._abort_all = True
 
     def step(self) -> list[Request]:
         """Run one batch; returns the requests that emitted tokens or ended."""

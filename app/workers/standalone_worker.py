@@ -94,7 +94,7 @@ class StandaloneWorker(BaseSpecWorker):
     def _propose_chain(
         self, states: Sequence[DecodeState], bonus: torch.Tensor, hidden: torch.Tensor
     ) -> Proposal:
-        sampling = sampling_batch(states)
+        sampling = sampling_batch(states, hidden.device)
         samples = self._samples_drafts and not sampling.is_all_greedy
         seq_lens = torch.tensor([state.committed_len for state in states], device=hidden.device)
         tokens: list[torch.Tensor] = []

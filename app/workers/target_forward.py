@@ -76,7 +76,7 @@ class TargetForward:
         sampled = [states[i] for i in chosen]
         positions = torch.tensor([len(state.token_ids) for state in sampled], device=logits.device)
         tokens: list[int] = sample_tokens(
-            logits[:, None], sampling_batch(sampled), positions[:, None]
+            logits[:, None], sampling_batch(sampled, logits.device), positions[:, None]
         )[:, 0].tolist()
         return tokens
 
@@ -91,7 +91,7 @@ class TargetForward:
         result = accept(
             logits.view(num_requests, num_nodes, -1),
             proposal,
-            sampling_batch(states),
+            sampling_batch(states, logits.device),
             seq_lens,
             self._server_args,
         )
@@ -153,6 +153,6 @@ class TargetForward:
             self.worker.token_to_kv_pool.move(torch.cat(sources), torch.cat(destinations))
 
 
-def sampling_batch(states: Sequence[DecodeState]) -> SamplingBatch:
+def sampling_batch(states: Sequence[DecodeState], device: torch.device) -> SamplingBatch:
     """The sampling parameters of a batch, a row a request."""
-    return SamplingBatch.from_params([(state.params, state.seed) for state in states])
+    return SamplingBatch.from_params([(state.params, state.seed) for state in states], device)

@@ -19,16 +19,16 @@ class TargetAlone:
     """Greedy decoding by transformers, one full forward a token: nothing is shared with the engine,
     neither the modelling code nor the cache."""
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         load: Any = AutoModelForCausalLM.from_pretrained
-        self._model = load(checkpoint, dtype=dtype, attn_implementation="eager").eval()
+        self._model = load(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
         self._texts: dict[tuple[int, ...], list[int]] = {}
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Logits `[vocab_size]` behind `token_ids`."""
         logits: torch.Tensor = self._model(torch.tensor([list(token_ids)])).logits[0, -1]
-        return logits.float()
+        return logits
 
     def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """The first `num_tokens` tokens behind `prompt`, EOS or not."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from app.config.sampling_params import SamplingParams
 from app.engine import Engine
 from app.results import GenerateResult, StreamDelta
+from app.workers.batch import Batch, StepOutput
 from tests.integration.engines import (
     TinyModels,
     accepted,
@@ -64,6 +66,22 @@ def serve_at_random(engine: Engine, seed: int) -> list[Client]:
             client.result = delta.result
             open_clients.remove(client)
     return clients
+
+
+def run_during_steps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], None]]
+) -> None:
+    """Call `actions[n]` at the end of the worker's n-th step from now on, as a signal would."""
+    worker = engine.scheduler.spec_worker
+    step = worker.step
+    numbers = itertools.count(1)
+
+    def step_and_act(batch: Batch) -> list[StepOutput]:
+        outputs = step(batch)
+        actions.get(next(numbers), lambda: None)()
+        return outputs
+
+    monkeypatch.setattr(worker, "step", step_and_act)
 
 
 @pytest.mark.parametrize(
@@ -146,21 +164,44 @@ def test_interrupting_a_run_frees_its_memory(
     prompts = [random_prompt(length, seed=length) for length in (5, 12, 30)]
     with open_tiny(tiny.target, standalone(tiny.noisy, num_steps=3)) as engine:
         free_at_start = free_tokens(engine)
-        worker = engine.scheduler.spec_worker
-        steps = iter(range(5))
 
-        def step_or_interrupt(batch: object) -> object:
-            if next(steps, None) is None:
-                raise KeyboardInterrupt
-            return type(worker).step(worker, batch)  # type: ignore[arg-type]
+        def interrupt() -> None:
+            raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch:
-            patch.setattr(worker, "step", step_or_interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                engine.generate(prompts, greedy(40))
+        run_during_steps(engine, monkeypatch, {6: interrupt})
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(prompts, greedy(40))
         assert free_tokens(engine) == free_at_start
         for result in engine.generate(prompts, greedy(20)):
             target_alone.assert_same(result, 20)
+
+
+def test_aborting_all_requests_keeps_what_they_have(
+    tiny: TinyModels, target_alone: TargetAlone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (5, 12, 30)]
+    with open_tiny(tiny.target, standalone(tiny.noisy, num_steps=3)) as engine:
+        free_at_start = free_tokens(engine)
+        run_during_steps(engine, monkeypatch, {6: engine.abort})
+        for result in engine.generate(prompts, greedy(60)):
+            assert result.finish_reason == "abort"
+            assert 0 < result.completion_tokens < 60
+            target_alone.assert_text(prompts.pop(0), result.token_ids, result.completion_tokens)
+        assert free_tokens(engine) == free_at_start
+        (after,) = engine.generate([[7, 8, 9]], greedy(10))
+    target_alone.assert_same(after, 10)
+
+
+def test_an_abort_that_comes_too_late_hits_nobody_else(
+    tiny: TinyModels, target_alone: TargetAlone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_tiny(tiny.target) as engine:
+        # The prefill is the first and last step of a request of one token.
+        run_during_steps(engine, monkeypatch, {1: engine.abort})
+        engine.generate([[7, 8, 9]], greedy(1))
+        engine.abort()
+        (after,) = engine.generate([[7, 8, 9]], greedy(10))
+    target_alone.assert_same(after, 10)
 
 
 def test_streams_that_take_turns_get_all_their_tokens(

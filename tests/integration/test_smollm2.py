@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from app.cli import cli
@@ -20,7 +19,8 @@ from tests.integration.oracle import TargetAlone, assert_same_tokens
 
 MODEL = "smollm2-135m"
 DRAFTED = ("smollm2-ngram.yaml", "smollm2-standalone.yaml")
-# One bf16 step at this model's logits is 0.125: closer than two steps, rounding decides.
+# One bf16 step at this model's logits is 0.125: where the exact ones are closer than two steps,
+# rounding decides.
 BF16_TIE_GAP = 0.25
 
 Prompt = str | list[dict[str, str]]
@@ -115,8 +115,8 @@ def top2_gaps(prompt: Prompt, text: list[int]) -> Callable[[int], float]:
 
 @cache
 def target_alone() -> TargetAlone:
-    """Asked at first differences only."""
-    return TargetAlone(models_root() / MODEL, torch.bfloat16)
+    """In float32; asked at first differences only."""
+    return TargetAlone(models_root() / MODEL)
 
 
 def encode(prompt: Prompt) -> list[int]:
@@ -158,10 +158,11 @@ def test_ngrams_pay_where_a_text_repeats(few: Generate) -> None:
 
 def test_the_target_alone_says_what_transformers_says(few: Generate) -> None:
     answer = few(DRAFTED[0], "float32", True)[0]
-    alone = TargetAlone(models_root() / MODEL)
     prompt_ids = encode(answer["prompt"])
     assert len(prompt_ids) == answer["prompt_tokens"]
-    alone.assert_text(prompt_ids, answer["token_ids"][:16], min(16, answer["completion_tokens"]))
+    first = answer["token_ids"][:16]
+    target_alone().assert_text(prompt_ids, first, len(first))
+    assert len(first) > 3
 
 
 @pytest.mark.full
