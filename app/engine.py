@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -35,9 +34,9 @@ class Engine:
     ) -> None:
         self._runtime_context = runtime_context
         self._tokenizer = tokenizer
+        scheduler.attach()
         self._scheduler = scheduler
         self._eos_token_ids = frozenset(hf_eos_token_ids) | tokenizer.eos_token_ids
-        self._request_ids = itertools.count()
         # Only gives requests their seeds; every draw after that is a hash of the seed.
         self._seeds = random.Random(runtime_context.resolved.random_seed)
         self._is_closed = False
@@ -57,25 +56,38 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         raw: bool = False,
+        on_result: Callable[[int, GenerateResult], None] | None = None,
     ) -> list[GenerateResult]:
         """Decode prompts together; results in their order. A refused prompt has `error` set, the
-        others run. `raw` skips the chat template."""
+        others run. `raw` skips the chat template. `on_result(index, result)` hears of each prompt
+        as soon as it has ended."""
+        if isinstance(prompts, str):
+            raise ValueError("prompts: give a list of prompts, not one text")
         each = _params_for_each(params, len(prompts))
         results: dict[int, GenerateResult] = {}
         requests: dict[int, Request] = {}
+
+        def finish(index: int, result: GenerateResult) -> None:
+            results[index] = result
+            if on_result is not None:
+                on_result(index, result)
+
         try:
             for index, (prompt, prompt_params) in enumerate(zip(prompts, each, strict=True)):
                 try:
                     requests[index] = self._submit(prompt, prompt_params, raw)
                 except ValueError as error:
-                    results[index] = GenerateResult(prompt=prompt, error=str(error))
-            while any(request.finish_reason is None for request in requests.values()):
-                self._scheduler.step()
+                    finish(index, GenerateResult(prompt=prompt, error=str(error)))
+            while len(results) < len(prompts):
+                for index, request in requests.items():
+                    if index not in results and request.finish_reason is not None:
+                        _raise_failure(request)
+                        finish(index, result_of(prompts[index], request, self._algorithm))
+                if len(results) < len(prompts):
+                    self._scheduler.step()
         finally:
             for request in requests.values():
                 self._scheduler.abort(request)
-        for index, request in requests.items():
-            results[index] = result_of(prompts[index], request, self._algorithm)
         return [results[index] for index in range(len(prompts))]
 
     def stream(
@@ -91,12 +103,14 @@ class Engine:
                 # One step serves all requests: another iterator's may have served or ended this.
                 while request.finish_reason is None and request.num_output_tokens == num_given:
                     self._scheduler.step()
+                _raise_failure(request)
                 reason = request.finish_reason
-                start, num_given = num_given, request.num_output_tokens
+                token_ids, from_draft = request.output_since(num_given)
+                num_given += len(token_ids)
                 yield StreamDelta(
                     text=request.stop.take_delta(is_finished=reason is not None),
-                    token_ids=tuple(request.output_ids[start:]),
-                    from_draft=tuple(request.from_draft[start:]),
+                    token_ids=tuple(token_ids),
+                    from_draft=tuple(from_draft),
                     finish_reason=reason.value if reason else None,
                     result=result_of(prompt, request, self._algorithm) if reason else None,
                 )
@@ -120,15 +134,17 @@ class Engine:
                 f"{vocab_size - 1}"
             )
         request = Request(
-            request_id=next(self._request_ids),
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             params=params,
-            seed=self._seeds.getrandbits(62) if params.seed is None else params.seed,
+            seed=0 if params.seed is None else params.seed,
             max_len=len(token_ids) + params.max_new_tokens,
             stop=StopConditions(params, self._eos_token_ids, self._tokenizer.detokenizer()),
         )
         self._scheduler.submit(request)
+        if params.seed is None:
+            # Behind the admission: a refused prompt must not shift the seeds of the next ones.
+            request.seed = self._seeds.getrandbits(62)
         return request
 
     @property
@@ -153,6 +169,12 @@ class Engine:
         if not self._is_closed:
             self._is_closed = True
             self._scheduler.close()
+
+
+def _raise_failure(request: Request) -> None:
+    """A step that failed under another caller ended this request too."""
+    if request.failure is not None:
+        raise RuntimeError(f"the step failed: {request.failure}") from request.failure
 
 
 def _params_for_each(

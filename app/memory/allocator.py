@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 
 class PagedAllocator:
-    """Free pages as a stack. Page 0 is kept back: padded rows write there.
+    """Hands out the lowest free pages, so that rows become runs. Page 0 is kept back: padded rows
+    write there.
 
     A page is `page_size` consecutive slots: page p holds slots `p * page_size ..`.
     """
@@ -19,8 +21,8 @@ class PagedAllocator:
             )
         self.page_size = page_size
         self.num_pages = num_pages
-        # Descending, so that pages are handed out in ascending order and rows become runs.
-        self._free_pages = list(range(num_pages - 1, 0, -1))
+        self._free_pages = list(range(1, num_pages))  # a heap
+        self._is_free = bytearray([0] + [1] * (num_pages - 1))
 
     @property
     def num_free_slots(self) -> int:
@@ -34,12 +36,15 @@ class PagedAllocator:
         """The slots of `num_pages` pages, or None when there are not enough."""
         if num_pages > len(self._free_pages):
             return None
-        pages = [self._free_pages.pop() for _ in range(num_pages)]
+        pages = [heapq.heappop(self._free_pages) for _ in range(num_pages)]
+        for page in pages:
+            self._is_free[page] = 0
         return [p * self.page_size + i for p in pages for i in range(self.page_size)]
 
     def free(self, slots: Iterable[int]) -> None:
         """Give whole pages back; `slots` are all slots of those pages, in table order."""
-        pages = [slot // self.page_size for slot in list(slots)[:: self.page_size]]
-        assert not set(pages) & set(self._free_pages), "a page was freed twice"
-        # Sorted so that the next request gets ascending pages again.
-        self._free_pages = sorted([*self._free_pages, *pages], reverse=True)
+        for slot in list(slots)[:: self.page_size]:
+            page = slot // self.page_size
+            assert not self._is_free[page], "a page was freed twice"
+            self._is_free[page] = 1
+            heapq.heappush(self._free_pages, page)

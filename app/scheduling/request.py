@@ -30,6 +30,8 @@ class Request(DecodeState):
     allocated_len: int = 0
     finish_reason: FinishReason | None = None
     from_draft: list[bool] = field(default_factory=list)
+    # What broke the step that this request was part of.
+    failure: BaseException | None = None
     submitted_at: float = 0.0
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -41,6 +43,10 @@ class Request(DecodeState):
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    def output_since(self, start: int) -> tuple[list[int], list[bool]]:
+        """Output tokens from the `start`-th on, and which of them a draft proposed."""
+        return self.token_ids[self.num_prompt_tokens + start :], self.from_draft[start:]
 
     @property
     def num_output_tokens(self) -> int:

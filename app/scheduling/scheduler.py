@@ -46,7 +46,10 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._last_was_prefill = False
-        self._abort_all = False
+        self._num_submitted = 0
+        # Requests with a lower id end before the next step.
+        self._abort_below = 0
+        self._is_attached = False
         self.spec_worker = self.maybe_init_draft_worker()
         self.pools = self._init_memory_pools()
         self.prefix_cache: BasePrefixCache = NoPrefixCache(self.pools.allocator)
@@ -108,6 +111,14 @@ class Scheduler:
         in_cache = self.pools.allocator.capacity - self.spec_worker.num_window_slots + 1
         return min(self._target_worker.model_config.context_len, in_cache)
 
+    def attach(self) -> None:
+        """Take the scheduler for one engine. Raises RuntimeError when it has one."""
+        if self._is_attached:
+            raise RuntimeError(
+                "the container has an open engine; close it first, or make another container"
+            )
+        self._is_attached = True
+
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
@@ -123,9 +134,8 @@ class Scheduler:
             )
         request.max_len = min(request.max_len, self.max_request_len)
         request.submitted_at = time.perf_counter()
-        if not self.has_work:
-            # It was for requests that have ended meanwhile.
-            self._abort_all = False
+        request.request_id = self._num_submitted
+        self._num_submitted += 1
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
@@ -142,14 +152,14 @@ class Scheduler:
         self.spec_worker.forget(request)
 
     def abort_all(self) -> None:
-        """End every request before the next step. May be called from any thread."""
-        self._abort_all = True
+        """End every request that has been submitted, before the next step. May be called from any
+        thread."""
+        self._abort_below = self._num_submitted
 
     def step(self) -> list[Request]:
         """Run one batch; returns the requests that emitted tokens or ended."""
-        if self._abort_all:
-            self._abort_all = False
-            aborted = [*self.running, *self.waiting]
+        aborted = [r for r in (*self.running, *self.waiting) if r.request_id < self._abort_below]
+        if aborted:
             for request in aborted:
                 self.abort(request)
             return aborted
@@ -157,9 +167,10 @@ class Scheduler:
         batch = self._next_batch()
         try:
             outputs = self.spec_worker.step(batch)
-        except BaseException:
+        except BaseException as failure:
             # The caches of a step that broke off half way are unknown; waiting requests are not.
             for request in list(self.running):
+                request.failure = failure
                 self.abort(request)
             raise
         for piece in batch.prefill:

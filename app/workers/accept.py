@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 
 from app.config.server_args import ServerArgs
@@ -18,12 +21,33 @@ from app.speculative.verify import (
 from app.workers.proposal import Proposal
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptOptions:
+    """What a configuration says about acceptance, read once and not in the decode loop."""
+
+    use_block_verification: bool
+    threshold_single: float
+    threshold_acc: float
+
+    @classmethod
+    def from_server_args(cls, server_args: ServerArgs) -> Self:
+        return cls(
+            use_block_verification=server_args.speculative_use_block_verification,
+            threshold_single=server_args.speculative_accept_threshold_single,
+            threshold_acc=server_args.speculative_accept_threshold_acc,
+        )
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.threshold_single < 1.0 or self.threshold_acc < 1.0
+
+
 def accept(
     logits: torch.Tensor,
     proposal: Proposal,
     sampling: SamplingBatch,
     seq_lens: torch.Tensor,
-    server_args: ServerArgs,
+    options: AcceptOptions,
 ) -> VerifyResult:
     """Accept nodes of `proposal.tree [b, N]` given the target's `logits [b, N, V]`.
 
@@ -40,11 +64,7 @@ def accept(
         num_steps = tree.num_nodes - 1
         columns = torch.arange(num_steps + 1, device=logits.device)
         coins = hash_uniform(sampling.seeds, seq_lens, columns, DrawDomain.ACCEPT)
-        rule = (
-            block_accept
-            if server_args.speculative_use_block_verification
-            else chain_rejection_accept
-        )
+        rule = block_accept if options.use_block_verification else chain_rejection_accept
         return rule(
             tree.tokens[:, 1:],
             proposal.draft_probs,
@@ -52,11 +72,7 @@ def accept(
             coins[:, :num_steps],
             coins[:, num_steps],
         )
-    is_lossy = (
-        server_args.speculative_accept_threshold_single < 1.0
-        or server_args.speculative_accept_threshold_acc < 1.0
-    )
-    if is_lossy and not sampling.is_all_greedy:
+    if options.is_lossy and not sampling.is_all_greedy:
         columns = torch.arange(tree.num_nodes + 1, device=logits.device)
         coins = hash_uniform(sampling.seeds, seq_lens, columns, DrawDomain.ACCEPT)
         return tree_sampling_accept(
@@ -64,8 +80,8 @@ def accept(
             target_probs(logits, sampling),
             coins[:, : tree.num_nodes],
             coins[:, tree.num_nodes],
-            server_args.speculative_accept_threshold_single,
-            server_args.speculative_accept_threshold_acc,
+            options.threshold_single,
+            options.threshold_acc,
         )
     return greedy_accept(tree, _target_tokens(tree, logits, sampling, seq_lens))
 

@@ -72,6 +72,14 @@ class BaseSpecWorker(ABC):
         proposal = self.propose(states)
         if proposal is None:
             return []
+        try:
+            proposal.check(
+                states,
+                max_nodes=self.num_window_slots,
+                vocab_size=self.target.worker.model_config.vocab_size,
+            )
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}: {error}") from None
         outputs = self.target.verify(proposal)
         self.after_verify(outputs)
         return outputs

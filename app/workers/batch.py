@@ -19,7 +19,7 @@ class DecodeState:
     worker owns it.
     """
 
-    request_id: int
+    request_id: int = -1  # given at submission
     token_ids: list[int]
     num_prompt_tokens: int
     params: SamplingParams

@@ -46,6 +46,12 @@ class StandaloneWorker(BaseSpecWorker):
         topk = server_args.speculative_eagle_topk
         assert num_steps is not None, "resolution sets the steps"
         assert topk is not None, "resolution sets topk"
+        num_proposable = self._vocabulary.num_ids - len(self._vocabulary.excluded)
+        if topk > num_proposable:
+            raise ValueError(
+                f"speculative_eagle_topk = {topk}: the draft has only {num_proposable} tokens that "
+                "it may propose"
+            )
         self._num_steps = num_steps
         self._topk = topk
         self._samples_drafts = (

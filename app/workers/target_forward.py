@@ -12,7 +12,7 @@ from app.memory.pools import MemoryPools
 from app.speculative.sampling import SamplingBatch, sample_tokens
 from app.speculative.tree import DraftTree
 from app.speculative.verify import compaction_moves
-from app.workers.accept import accept
+from app.workers.accept import AcceptOptions, accept
 from app.workers.batch import DecodeState, PrefillPiece, StepOutput
 from app.workers.forward_batch_builder import CausalRows, MaskedRows, causal_batch, masked_batch
 from app.workers.proposal import Proposal
@@ -24,7 +24,7 @@ class TargetForward:
 
     def __init__(self, worker: BaseTpWorker, server_args: ServerArgs) -> None:
         self.worker = worker
-        self._server_args = server_args
+        self._accept_options = AcceptOptions.from_server_args(server_args)
         self._pools: MemoryPools | None = None
 
     @property
@@ -93,7 +93,7 @@ class TargetForward:
             proposal,
             sampling_batch(states, logits.device),
             seq_lens,
-            self._server_args,
+            self._accept_options,
         )
         if not tree.is_chain:
             self._compact(states, result.accept_index)

@@ -127,3 +127,71 @@ def test_abort_from_another_thread_ends_requests_with_what_they_have(fetched: li
         assert status["kv_cache_free_tokens"] == status["kv_cache_tokens"]
         (after,) = engine.generate([[3, 1, 4]], SamplingParams(max_new_tokens=2, ignore_eos=True))
         assert (after.finish_reason, after.completion_tokens) == ("length", 2)
+
+
+def test_an_abort_ends_what_was_submitted_before_it_and_nothing_later(fetched: list[str]) -> None:
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    with open_engine(container()) as engine:
+        stream = engine.stream([3, 1, 4], params)
+        next(stream)
+        engine.abort()
+        stream.close()
+        results = engine.generate([[1], [2]], params)
+        assert [r.finish_reason for r in results] == ["length", "length"]
+        engine.abort()
+        assert engine.generate([[1]], params)[0].finish_reason == "length"
+
+
+def test_a_container_serves_one_engine_at_a_time(fetched: list[str]) -> None:
+    shared = container(speculative_algorithm="NGRAM")
+    params = SamplingParams(max_new_tokens=3)
+    with open_engine(shared) as engine:
+        with (
+            pytest.raises(RuntimeError, match="the container has an open engine"),
+            open_engine(shared),
+        ):
+            pass
+        assert engine.generate([[1, 2]], params)[0].completion_tokens == 3
+    with open_engine(shared) as engine:
+        assert engine.generate([[1, 2]], params)[0].completion_tokens == 3
+
+
+def test_a_refused_prompt_does_not_shift_the_seeds_of_others(fetched: list[str]) -> None:
+    params = SamplingParams(max_new_tokens=8, temperature=1.0)
+    texts = []
+    for prompts in ([[1, 2]], [[10**6], [5] * 500, [], [1, 2]]):
+        with open_engine(container(random_seed=5, context_length=64)) as engine:
+            texts.append(engine.generate(prompts, params)[-1].token_ids)
+    assert texts[0] == texts[1] != ()
+
+
+def test_a_step_that_fails_under_one_caller_is_told_to_the_others(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    with open_engine(container(speculative_algorithm="NGRAM")) as engine:
+        stream = engine.stream([5, 6], params)
+        next(stream)
+        worker: Any = engine.scheduler.spec_worker
+        with monkeypatch.context() as patched:
+            patched.setattr(worker, "propose", lambda states: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                engine.generate([[7]], params)
+        with pytest.raises(RuntimeError, match="the step failed: division by zero"):
+            next(stream)
+
+
+def test_results_are_told_as_prompts_end(fetched: list[str]) -> None:
+    told: list[int] = []
+    counts = [SamplingParams(max_new_tokens=n, ignore_eos=True) for n in (6, 2, 4)]
+    with open_engine(container()) as engine:
+        results = engine.generate(
+            [[1], [2], [3]], counts, on_result=lambda index, result: told.append(index)
+        )
+    assert told == [1, 2, 0]
+    assert [result.completion_tokens for result in results] == [6, 2, 4]
+
+
+def test_one_text_is_no_list_of_prompts(fetched: list[str]) -> None:
+    with open_engine(container()) as engine, pytest.raises(ValueError, match="a list of prompts"):
+        engine.generate("hello")

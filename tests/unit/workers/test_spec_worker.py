@@ -147,3 +147,54 @@ def test_factory_and_worker_get_one_record() -> None:
 def test_a_factory_that_gives_no_worker_class_is_named(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"algorithm MINE: its factory gave .*BaseSpecWorker"):
         create(lambda server_args: wrong)
+
+
+def too_wide(states: Sequence[DecodeState]) -> Proposal:
+    bonus = torch.tensor([state.token_ids[-1] for state in states])
+    drafted = torch.ones(len(states), 9, dtype=torch.int64)
+    return Proposal(states, build_chain(bonus, drafted), [9] * len(states))
+
+
+def chain_of(states: Sequence[DecodeState], root: int | None, token: int) -> Proposal:
+    bonus = torch.tensor([s.token_ids[-1] if root is None else root for s in states])
+    drafted = torch.tensor([[token]] * len(states))
+    return Proposal(states, build_chain(bonus, drafted), [1] * len(states))
+
+
+def wrong_root(states: Sequence[DecodeState]) -> Proposal:
+    return chain_of(states, (states[0].token_ids[-1] + 1) % VOCAB_SIZE, 1)
+
+
+def with_probs(states: Sequence[DecodeState], probs: torch.Tensor) -> Proposal:
+    chain = chain_of(states, None, 1)
+    return Proposal(states, chain.tree, [1] * len(states), probs)
+
+
+@pytest.mark.parametrize(
+    ("propose", "message"),
+    [
+        (too_wide, "10 nodes with the root, but speculative_num_draft_tokens reserves 6"),
+        (wrong_root, "the root of a tree must be the last token"),
+        (lambda states: chain_of(states, None, VOCAB_SIZE), "a token id outside 0 to"),
+        (lambda states: chain_of(states, None, -1), "a token id outside 0 to"),
+        (lambda states: chain_of([*states, states[0]], None, 1), "for a request twice"),
+        (lambda states: chain_of([DecodeState(**vars_of(states[0]))], None, 1), "not asked about"),
+        (lambda states: with_probs(states, torch.ones(1, 1, 3)), "draft_probs must be"),
+    ],
+)
+def test_a_proposal_that_would_corrupt_the_target_is_refused(propose: Any, message: str) -> None:
+    worker_class = type("Faulty", (BaseSpecWorker,), {"propose": lambda _, states: propose(states)})
+    driver = Driver(build(worker_class, speculative_num_draft_tokens=6))
+    state = driver.admit([3, 1, 4, 1, 5], 8)
+    driver.prefill([state])
+    before = list(state.token_ids)
+    with pytest.raises(ValueError, match=message) as caught:
+        driver.decode_step([state])
+    assert str(caught.value).startswith("Faulty: ")
+    assert state.token_ids == before
+
+
+def vars_of(state: DecodeState) -> dict[str, Any]:
+    """A state of the same values that the scheduler does not know."""
+    names = ("token_ids", "num_prompt_tokens", "params", "seed", "max_len", "committed_len")
+    return {name: getattr(state, name) for name in names}

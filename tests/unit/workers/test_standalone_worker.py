@@ -280,3 +280,8 @@ def test_a_greedy_batch_and_a_plain_record_need_no_distributions() -> None:
         proposal = worker.propose([state])
         assert proposal is not None
         assert proposal.draft_probs is None
+
+
+def test_more_branches_than_tokens_are_refused_when_the_draft_is_built() -> None:
+    with pytest.raises(ValueError, match="speculative_eagle_topk = 40: the draft has only 32"):
+        build(fake(), (2, 40, 4))
