@@ -207,11 +207,13 @@ def open_engine(
         container = server_args
     with ExitStack() as stack:
         ensure_models(container)
+        # Before the tokenizer: a fault of the model's config must not read as one of the tokenizer.
+        model_config = container.target.tp_worker().model_config
         engine = Engine(
             runtime_context=container.runtime_context(),
             tokenizer=container.tokenizer(),
             scheduler=container.scheduler(),
-            hf_eos_token_ids=container.target.tp_worker().model_config.hf_eos_token_ids,
+            hf_eos_token_ids=model_config.hf_eos_token_ids,
         )
         # A container outlives its engine: opened again it keeps the target and builds a new draft.
         stack.callback(container.scheduler.reset)

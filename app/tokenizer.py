@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from app.config.model_path import resolve_model_path
 from app.config.server_args import ServerArgs
 from app.scheduling.detokenizer import IncrementalDetokenizer
 
-Message = Mapping[str, str]
+_logger = logging.getLogger(__name__)
+
+# `role` and `content`: a text, or text parts as `{"type": "text", "text": ...}`.
+Message = Mapping[str, object]
 # Text (the chat template is applied unless `raw`), chat messages, or token ids as they are.
 Prompt = str | Sequence[Message] | Sequence[int]
 
@@ -20,7 +25,7 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any, chat_template: str | None) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template or tokenizer.chat_template
+        self._chat_template = chat_template
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -28,39 +33,49 @@ class Tokenizer:
         return frozenset() if eos is None else frozenset([eos])
 
     def encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
-        """Token ids of a prompt. Raises ValueError for an empty one, or a chat without template."""
-        if isinstance(prompt, str):
+        """Token ids of a prompt. Raises ValueError, and nothing else, for what is no prompt, is
+        empty, or does not fit the chat template."""
+        checked = _checked(prompt)
+        if isinstance(checked, str):
             # A model without a template is a base model: its prompts are plain text.
             if raw or self._chat_template is None:
-                ids = self._tokenizer(prompt)["input_ids"]
+                ids = self._tokenize(checked, add_special_tokens=True)
             else:
-                ids = self._apply_template([{"role": "user", "content": prompt}])
-        elif prompt and isinstance(prompt[0], int):
-            ids = list(prompt)
+                ids = self._apply_template([{"role": "user", "content": checked}])
+        elif isinstance(checked[0], int):
+            ids = checked
         else:
-            ids = self._apply_template(list(prompt))
+            ids = self._apply_template(checked)
         if not ids:
             raise ValueError("the prompt is empty: it has no tokens")
-        return list(ids)
+        return ids
 
-    def _apply_template(self, messages: list[Any]) -> list[int]:
+    def _apply_template(self, messages: list[dict[str, object]]) -> list[int]:
         if self._chat_template is None:
             raise ValueError(
                 "messages need a chat template and the tokenizer has none; "
                 "set chat_template, or pass text with raw"
             )
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise ValueError(f"a message needs the keys role and content, got {message!r}")
-        text = self._tokenizer.apply_chat_template(
-            messages,
-            chat_template=self._chat_template,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        try:
+            text = _render(self._tokenizer, self._chat_template, messages)
+        # A template is a program: it refuses messages with whatever it likes.
+        except Exception as error:
+            raise ValueError(
+                f"the chat template refuses the messages: {' '.join(str(error).split())}"
+            ) from error
         # The template writes the special tokens itself.
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self._tokenize(text, add_special_tokens=False)
+
+    def _tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the prompt is not valid Unicode: it holds {text[error.start]!r}, half of a "
+                "surrogate pair or a byte that is not UTF-8"
+            ) from None
+        ids: list[int] = self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return list(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
@@ -72,24 +87,135 @@ class Tokenizer:
 
 
 def load_tokenizer(server_args: ServerArgs) -> Tokenizer | NoTokenizer:
-    """The tokenizer of `tokenizer_path`, or none when `skip_tokenizer_init` is set."""
+    """The tokenizer of `tokenizer_path`, or none when `skip_tokenizer_init` is set.
+
+    Raises ValueError naming the field and the path when there is none to read, and when the chat
+    template is not valid Jinja.
+    """
     if server_args.skip_tokenizer_init:
         return NoTokenizer()
+    path, field = _tokenizer_path(server_args)
+    tokenizer = _read_tokenizer(path, field, server_args.trust_remote_code)
+    if server_args.chat_template is not None:
+        template: str | None = _read_chat_template(server_args.chat_template)
+        origin = "chat_template"
+    else:
+        origin = f"the chat template of {path}"
+        try:
+            # Of several named templates this takes the default one.
+            template = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        except Exception as error:
+            raise ValueError(f"{origin}: {' '.join(str(error).split())}") from error
+    if template is not None:
+        _check_syntax(tokenizer, template, origin)
+    return Tokenizer(tokenizer, template)
+
+
+def _tokenizer_path(server_args: ServerArgs) -> tuple[Path, str]:
+    """Where the tokenizer lies, and the field that says so."""
+    is_own = server_args.tokenizer_path not in (None, server_args.model_path)
+    field = "tokenizer_path" if is_own else "model_path"
+    path = resolve_model_path(
+        server_args.tokenizer_path or server_args.model_path,
+        # The revision is one of the target's repository.
+        None if is_own else server_args.revision,
+        server_args.download_dir,
+        field=field,
+    )
+    return path, field
+
+
+def _read_tokenizer(path: Path, field: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
-    name = server_args.tokenizer_path or server_args.model_path
-    path = resolve_model_path(name, server_args.revision, server_args.download_dir)
     where = {"gguf_file": path.name} if path.is_file() else {}
     directory = path.parent if path.is_file() else path
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(directory), trust_remote_code=server_args.trust_remote_code, **where
+        return AutoTokenizer.from_pretrained(
+            str(directory), trust_remote_code=trust_remote_code, **where
         )
-    except (OSError, ValueError, KeyError) as error:
+    # Broken files end in errors of many kinds, and a checkpoint may bring its own code.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
-            f"tokenizer_path: no tokenizer can be read from {path}: {error}"
+            f"{field}: no tokenizer can be read from {path}; mend its files, or give another "
+            f"directory by tokenizer_path: {reason}"
         ) from error
-    return Tokenizer(tokenizer, _read_chat_template(server_args.chat_template))
+
+
+def _render(tokenizer: Any, chat_template: str, messages: list[dict[str, object]]) -> str:
+    text = tokenizer.apply_chat_template(
+        messages, chat_template=chat_template, tokenize=False, add_generation_prompt=True
+    )
+    assert isinstance(text, str), "one chat was given, and no tokens were asked for"
+    return text
+
+
+def _check_syntax(tokenizer: Any, chat_template: str, origin: str) -> None:
+    from jinja2 import TemplateSyntaxError
+
+    # transformers compiles a template where it renders it.
+    try:
+        _render(tokenizer, chat_template, [{"role": "user", "content": ""}])
+    except TemplateSyntaxError as error:
+        raise ValueError(
+            f"{origin}: line {error.lineno} is not valid Jinja: {error.message}"
+        ) from error
+    # Well formed, and this chat is not one that it takes; others may be.
+    except Exception as error:
+        _logger.debug("%s refuses an empty message: %s", origin, error)
+
+
+def _checked(prompt: Prompt) -> str | list[dict[str, object]] | list[int]:
+    """The prompt, if it is one: it may come from a file. Contents become texts, ids ints."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+        raise ValueError(
+            "a prompt is a text, a list of messages or a list of token ids, "
+            f"got {_shortened(prompt)}"
+        )
+    if not prompt:
+        raise ValueError("the prompt is empty: it has no tokens")
+    if isinstance(prompt[0], Mapping):
+        return [_message(message) for message in prompt]
+    for token_id in prompt:
+        if not isinstance(token_id, Integral) or isinstance(token_id, bool):
+            raise ValueError(f"token ids must be integers, got {_shortened(token_id)}")
+    return [int(cast("int", token_id)) for token_id in prompt]
+
+
+def _message(message: object) -> dict[str, object]:
+    """A message whose content is a text; its other keys are the template's business."""
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        raise ValueError(f"a message needs the keys role and content, got {_shortened(message)}")
+    if not isinstance(message["role"], str):
+        raise ValueError(f"the role of a message must be a text, got {_shortened(message['role'])}")
+    return {**message, "content": _content(message["content"])}
+
+
+def _content(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) and content else [content]
+    texts = [
+        part["text"]
+        for part in parts
+        if isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    ]
+    if len(texts) < len(parts):
+        raise ValueError(
+            'the content of a message must be a text or a list of {"type": "text", "text": ...}, '
+            f"got {_shortened(content)}"
+        )
+    return "".join(texts)
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class NoTokenizer:
@@ -98,9 +224,10 @@ class NoTokenizer:
     eos_token_ids: frozenset[int] = frozenset()
 
     def encode(self, prompt: Prompt, *, raw: bool) -> list[int]:
-        if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], int):
+        checked = _checked(prompt)
+        if isinstance(checked, str) or not isinstance(checked[0], int):
             raise ValueError("skip_tokenizer_init is set: prompts must be lists of token ids")
-        return [int(token) for token in prompt if isinstance(token, int)]
+        return checked
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -109,10 +236,13 @@ class NoTokenizer:
         return None
 
 
-def _read_chat_template(chat_template: str | None) -> str | None:
-    if chat_template is None or "{" in chat_template:
+def _read_chat_template(chat_template: str) -> str:
+    if "{" in chat_template:
         return chat_template
     path = Path(chat_template)
     if not path.is_file():
         raise ValueError(f"chat_template: {chat_template} is neither a file nor a Jinja template")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"chat_template: {chat_template} cannot be read: {error}") from error

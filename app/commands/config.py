@@ -8,7 +8,7 @@ import click
 
 from app.commands.engine_options import ConfigInputs, ConfiguredCommand
 from app.commands.failures import ReportingGroup
-from app.commands.output import print_json, print_table
+from app.commands.output import print_json, print_table, print_text
 from app.config.provenance import DEFAULT_SOURCE
 
 UNSET = "-"
@@ -33,7 +33,7 @@ def show(inputs: ConfigInputs) -> None:
         return
     import yaml
 
-    click.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
+    print_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), is_line=False)
 
 
 @config.command(cls=ConfiguredCommand)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
+
+_logger = logging.getLogger(__name__)
 
 
 class RunFailure(click.ClickException):
@@ -21,10 +24,20 @@ class WrongInput(click.ClickException):
     exit_code = 2
 
 
+# click ends quietly when the reader of the output has gone, or by its own signals.
+_OF_CLICK = (BrokenPipeError, click.exceptions.Exit, click.Abort)
+
+# Errors whose message is written for a reader; other messages say little without their type.
+_WITH_MESSAGE = (click.ClickException, ValueError, OSError, RuntimeError)
+
+
 def one_line(error: BaseException) -> str:
-    """The message on one line; a message-less error gives its type."""
+    """The message on one line, with the error's type where the message needs it."""
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    return " ".join(text.split()) or type(error).__name__
+    text = " ".join(text.split())
+    if text and isinstance(error, _WITH_MESSAGE):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @contextmanager
@@ -36,16 +49,41 @@ def reported() -> Iterator[None]:
     """
     try:
         yield
-    except (BrokenPipeError, click.exceptions.Exit, click.Abort):
-        raise  # click ends quietly when the reader of the output has gone, or by its own signals
+    except (*_OF_CLICK, RunFailure):
+        raise
     except click.UsageError as error:
         raise WrongInput(one_line(error)) from error
     except ValueError as error:
+        _log_traceback()
         raise WrongInput(one_line(error)) from error
-    except MemoryError as error:
-        raise RunFailure(f"out of memory: {one_line(error)}") from error
-    except (OSError, RuntimeError) as error:
-        raise RunFailure(one_line(error)) from error
+    except (MemoryError, OSError, RuntimeError) as error:
+        raise _run_failure(error) from error
+
+
+@contextmanager
+def decoding_reported(*expected: type[Exception]) -> Iterator[None]:
+    """Turn whatever goes wrong while decoding, but for `expected`, into one line and exit code 1.
+
+    The configuration was right by then, so that not even a ValueError is a mistake of the user; an
+    algorithm may be a plugin's, so that an unforeseen error may not be this program's.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (*_OF_CLICK, *expected)):
+            raise
+        raise _run_failure(error, "decoding failed: ") from error
+
+
+def _run_failure(error: Exception, prefix: str = "") -> RunFailure:
+    _log_traceback()
+    if isinstance(error, MemoryError):
+        prefix += "out of memory: "
+    return RunFailure(prefix + one_line(error))
+
+
+def _log_traceback() -> None:
+    _logger.debug("where it went wrong:", exc_info=True)
 
 
 class ReportingCommand(click.Command):

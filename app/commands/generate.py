@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,15 +12,18 @@ import click
 
 from app.commands.draft_colours import DRAFT_COLOUR, DraftColours
 from app.commands.engine_options import ConfigInputs, ConfiguredCommand
-from app.commands.failures import one_line
-from app.commands.output import print_json
-from app.commands.prompts import PromptInput, read_prompts
+from app.commands.failures import decoding_reported, one_line
+from app.commands.output import print_text
+from app.commands.prompts import read_prompts
+from app.commands.result_lines import ResultLines
 
 if TYPE_CHECKING:
     from app.config.sampling_params import SamplingParams
     from app.engine import Engine
     from app.results import GenerateResult
-    from app.tokenizer import NoTokenizer, Tokenizer
+    from app.tokenizer import NoTokenizer, Prompt, Tokenizer
+
+_logger = logging.getLogger(__name__)
 
 
 @click.command(cls=ConfiguredCommand)
@@ -51,7 +56,7 @@ def generate(
     """Decode prompts given as arguments, in a file or on standard input.
 
     Piped text is one prompt. The text streams, unless --json is given: then there is one JSON
-    object a line, in the order of the prompts.
+    object a line, in the order of the prompts, each printed when all before it are done.
     """
     wanted = read_prompts(prompts, prompt_file, sys.stdin)
     params = _sampling_params(sampling)
@@ -60,9 +65,11 @@ def generate(
     container = inputs.application().engine()
     from app.engine import open_engine
 
+    if inputs.is_json and show_drafts:
+        _logger.warning("--show-drafts has no effect with --json")
     with open_engine(container) as engine:
         if inputs.is_json:
-            is_complete = _print_results(engine.generate(wanted, params, raw=raw))
+            is_complete = _print_results(engine, wanted, params, raw)
         else:
             tokenizer = container.tokenizer() if show_drafts else None
             is_complete = _stream_texts(engine, wanted, params, raw, tokenizer)
@@ -76,15 +83,19 @@ def _sampling_params(options: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**{k: v for k, v in options.items() if v is not None and v != ()})
 
 
-def _print_results(results: list[GenerateResult]) -> bool:
-    for result in results:
-        print_json(result.to_json())
+def _print_results(
+    engine: Engine, prompts: list[Prompt], params: SamplingParams, raw: bool
+) -> bool:
+    """One line a prompt, as early as their order allows; false when a prompt failed."""
+    lines = ResultLines()
+    with decoding_reported(), lines:
+        results = engine.generate(prompts, params, raw=raw, on_result=lines.add)
     return all(result.error is None for result in results)
 
 
 def _stream_texts(
     engine: Engine,
-    prompts: list[PromptInput],
+    prompts: list[Prompt],
     params: SamplingParams,
     raw: bool,
     tokenizer: Tokenizer | NoTokenizer | None,
@@ -104,18 +115,24 @@ def _stream_texts(
 
 def _stream_text(
     engine: Engine,
-    prompt: PromptInput,
+    prompt: Prompt,
     params: SamplingParams,
     raw: bool,
     tokenizer: Tokenizer | NoTokenizer | None,
 ) -> None:
+    """Raises ValueError when the prompt is refused, RunFailure when decoding it fails."""
     colours = DraftColours(None if tokenizer is None else tokenizer.detokenizer())
-    for delta in engine.stream(prompt, params, raw=raw):
-        click.echo(colours.paint(delta), nl=False)
-        if delta.result is not None:
-            click.echo()
-            if tokenizer is not None:
-                _print_summary(delta.result)
+    deltas = engine.stream(prompt, params, raw=raw)
+    # The first step admits the prompt, and nothing has been drafted by then.
+    with decoding_reported(ValueError):
+        first = next(deltas)
+    with decoding_reported():
+        for delta in itertools.chain([first], deltas):
+            print_text(colours.paint(delta), is_line=False)
+            if delta.result is not None:
+                click.echo()
+                if tokenizer is not None:
+                    _print_summary(delta.result)
 
 
 def _print_summary(result: GenerateResult) -> None:

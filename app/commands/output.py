@@ -12,7 +12,21 @@ import click
 
 def print_json(value: object, *, indent: int | None = None) -> None:
     """One JSON value; a line of its own when `indent` is unset."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    if _printable(text) != text:
+        # JSON has escapes for what the output cannot encode: half surrogates, or all but ASCII.
+        text = json.dumps(value, indent=indent, default=str)
+    click.echo(text)
+
+
+def print_text(text: str, *, is_line: bool = True) -> None:
+    """Text for people; what the output cannot encode becomes a question mark."""
+    click.echo(_printable(text), nl=is_line)
+
+
+def _printable(text: str) -> str:
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -21,7 +35,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(row[i]) for row in table) for i in range(len(header) - 1)]
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*cells, row[-1]]).rstrip())
+        print_text("  ".join([*cells, row[-1]]).rstrip())
 
 
 def configure_logging(level: str) -> None:

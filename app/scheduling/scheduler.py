@@ -172,6 +172,9 @@ class Scheduler:
             for request in list(self.running):
                 request.failure = failure
                 self.abort(request)
+            if isinstance(failure, ValueError):
+                # A fault of the algorithm; ValueError would read as a fault of the prompt.
+                raise RuntimeError(str(failure)) from failure
             raise
         for piece in batch.prefill:
             piece.state.committed_len = piece.end

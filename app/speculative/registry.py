@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from app.config.server_args import ServerArgs
+from app.speculative.plugin_guard import guard_rules
 
 if TYPE_CHECKING:
     from app.workers.base import BaseSpecWorker
@@ -89,7 +90,8 @@ class AlgorithmRegistry:
                 f"plugin algorithm {name!r} is registered already; known are "
                 f"{', '.join(self.names)}"
             )
-        return AlgorithmRegistry({**self._registrations, name: replace(registration, name=name)})
+        added = guard_rules(replace(registration, name=name))
+        return AlgorithmRegistry({**self._registrations, name: added})
 
 
 def _refuse_reserved(name: str) -> None:

@@ -57,6 +57,16 @@ def registration(server_args):
 not_a_registration = 3
 """
 
+BROKEN_MODULES = {
+    "broken_plugin": "import a_library_that_nobody_has\n",
+    "no_python": "def (\n",
+    "raises": "raise RuntimeError('two\\nlines')\n",
+    "exits": "raise SystemExit(3)\n",
+    "lazy": "def __getattr__(name): raise KeyError(name)\n",
+    "nameless": "from app.speculative.registry import AlgorithmRegistration\n"
+    "registration = AlgorithmRegistration(name=3, create_worker=None)\n",
+}
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
@@ -200,6 +210,16 @@ def test_two_plugins_of_one_name_name_the_second(pair: Pair, site: Path) -> None
         ("good_plugin:absent", "absent is NoneType, not an AlgorithmRegistration"),
         ("good_plugin:not_a_registration", "not_a_registration is int, not an Algorithm"),
         ("broken_plugin:registration", "broken_plugin cannot be imported: No module named"),
+        ("no_python:registration", "no_python cannot be imported: SyntaxError: "),
+        ("raises:registration", "raises cannot be imported: RuntimeError: two lines"),
+        ("exits:registration", "exits cannot be imported: SystemExit: 3"),
+        ("lazy:registration", "registration cannot be read: KeyError: 'registration'"),
+        ("nameless:registration", "not an algorithm: AttributeError"),
+        (".good_plugin:registration", 'write it as "package.module:attribute"'),
+        ("good..plugin:registration", 'write it as "package.module:attribute"'),
+        (":registration", 'write it as "package.module:attribute"'),
+        ("good_plugin:", 'write it as "package.module:attribute"'),
+        ("good_plugin.deeper:registration", "'good_plugin' is not a package"),
         ("reserved_plugin:registration", "'EAGLE': the name is reserved"),
     ],
 )
@@ -208,7 +228,8 @@ def test_a_faulty_plugin_is_one_line_and_exit_code_2(
 ) -> None:
     write_module(site, "good_plugin", "GOOD")
     write_module(site, "reserved_plugin", "EAGLE")
-    (site / "broken_plugin.py").write_text("import a_library_that_nobody_has\n", "utf-8")
+    for module, source in BROKEN_MODULES.items():
+        (site / f"{module}.py").write_text(source, "utf-8")
     arguments = ["--model-path", str(pair.target), "--plugins", plugin]
     outcome = CliRunner().invoke(cli, ["generate", "hello", *arguments])
     assert outcome.exit_code == 2
@@ -216,10 +237,124 @@ def test_a_faulty_plugin_is_one_line_and_exit_code_2(
     assert message in outcome.stderr
 
 
-def test_a_faulty_entry_point_is_named(pair: Pair, site: Path) -> None:
-    install(site, "faulty", "mine", "absent_plugin:registration")
-    with pytest.raises(ValueError, match=r"entry point mine \(absent_plugin:registration\)"):
+@pytest.mark.parametrize("value", ["absent_plugin:registration", "no_python:registration", "x"])
+def test_a_faulty_entry_point_is_named(pair: Pair, site: Path, value: str) -> None:
+    (site / "no_python.py").write_text("def (\n", "utf-8")
+    install(site, "faulty", "mine", value)
+    with pytest.raises(ValueError, match=rf"entry point mine \({value}\): "):
         build_algorithm_registry(pair.args())
+
+
+def test_an_entry_point_may_name_extras(pair: Pair, site: Path) -> None:
+    write_module(site, "good_plugin", "GOOD")
+    install(site, "good", "good", "good_plugin:registration [fast]")
+    assert "GOOD" in build_algorithm_registry(pair.args()).names
+
+
+def raising(error: Exception) -> Any:
+    def fail(server_args: ServerArgs) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"resolve": lambda args: None}, "its resolve gave None; it must give a mapping"),
+        ({"resolve": lambda args: [("a", 1)]}, "its resolve gave .*; it must give a mapping"),
+        ({"resolve": lambda args: {3: 1}}, "its resolve gave .*; it must give a mapping"),
+        ({"resolve": lambda args: {"nope": 1}}, "its resolve: unknown field 'nope'"),
+        ({"resolve": lambda args: {"page_size": "x"}}, r"page_size = 'x' \(.*FAULTY: its resolve"),
+        ({"resolve": raising(KeyError("k"))}, "its resolve failed with KeyError: 'k'"),
+        ({"validate": raising(ZeroDivisionError("a\nb"))}, "its validate failed with .*: a b"),
+        ({"validate": lambda: None}, "its validate failed with TypeError"),
+        ({"create_worker": raising(KeyError("k"))}, "its factory failed with KeyError: 'k'"),
+        ({"create_worker": lambda: TargetOnlyWorker}, "its factory failed with TypeError"),
+        ({"create_worker": None}, "its factory failed with TypeError"),
+    ],
+)
+def test_a_faulty_part_of_a_registration_names_the_plugin(
+    pair: Pair, parts: dict[str, Any], message: str
+) -> None:
+    good = {"create_worker": lambda args: TargetOnlyWorker}
+    registration = AlgorithmRegistration(name="faulty", **(good | parts))
+    container = pair.build(
+        builtin_algorithms().with_registration(registration), speculative_algorithm="FAULTY"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        container.scheduler()
+    assert "FAULTY" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class OtherSignature(TargetOnlyWorker):
+    def __init__(self, model: object) -> None:
+        raise AssertionError("never called")
+
+
+class FailsInside(TargetOnlyWorker):
+    def __init__(self, **parts: Any) -> None:
+        raise KeyError("k")
+
+
+class CannotPropose(BaseSpecWorker):
+    """Lacks propose."""
+
+
+@pytest.mark.parametrize(
+    ("worker", "message"),
+    [
+        (OtherSignature, "worker OtherSignature cannot be called with the keywords server_args"),
+        (FailsInside, "worker FailsInside failed with KeyError: 'k'"),
+        (CannotPropose, "worker CannotPropose lacks propose"),
+    ],
+)
+def test_a_faulty_worker_names_the_plugin(pair: Pair, worker: Any, message: str) -> None:
+    registration = AlgorithmRegistration(name="FAULTY", create_worker=lambda args: worker)
+    container = pair.build(
+        builtin_algorithms().with_registration(registration), speculative_algorithm="FAULTY"
+    )
+    with (
+        target_is_untouched(container),
+        pytest.raises(ValueError, match=f"algorithm FAULTY: its {message}"),
+    ):
+        container.scheduler()
+
+
+FAILS_WHILE_DECODING = """\
+from app.speculative.registry import SpeculativeAlgorithm
+from app.workers.base import BaseSpecWorker
+
+RESOLVED = {{"speculative_num_draft_tokens": 4}}
+
+
+class Worker(BaseSpecWorker):
+    def propose(self, states):
+        raise {error}
+
+
+@SpeculativeAlgorithm.register("FAILING", resolve=lambda args: RESOLVED)
+def registration(server_args):
+    return Worker
+"""
+
+
+@pytest.mark.parametrize("mode", [["--json"], []])
+@pytest.mark.parametrize("error", ["ValueError('no\\nidea')", "KeyError('no idea')"])
+def test_a_plugin_that_fails_while_decoding_is_one_line_and_exit_code_1(
+    pair: Pair, site: Path, mode: list[str], error: str
+) -> None:
+    (site / "failing.py").write_text(FAILS_WHILE_DECODING.format(error=error), "utf-8")
+    arguments = [
+        *("generate", "hello", "--model-path", str(pair.target), "--max-total-tokens", "512"),
+        *("--plugins", "failing:registration", "--speculative-algorithm", "FAILING", *mode),
+    ]
+    outcome = CliRunner().invoke(cli, arguments)
+    assert outcome.exit_code == 1
+    (line,) = (line for line in outcome.stderr.splitlines() if "WARNING" not in line)
+    assert line.startswith("Error: decoding failed: ")
+    assert "no idea" in line
 
 
 def test_a_factory_that_names_no_worker_is_an_error(pair: Pair) -> None:

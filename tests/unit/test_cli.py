@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +19,10 @@ from app.results import GenerateResult, StreamDelta, Timing
 
 
 class FakeEngine:
-    """Answers every prompt with its own text; prompts that hold "bad" are refused."""
+    """Answers every prompt with its own text; prompts that hold "bad" are refused, "broken" ones
+    fail while they decode. The shortest prompt is done first."""
+
+    failure: BaseException
 
     def __init__(self, server_args: ServerArgs) -> None:
         self.server_args = server_args
@@ -31,10 +30,21 @@ class FakeEngine:
         self.is_raw = False
 
     def generate(
-        self, prompts: Sequence[Any], params: SamplingParams, *, raw: bool
+        self,
+        prompts: Sequence[Any],
+        params: SamplingParams,
+        *,
+        raw: bool,
+        on_result: Callable[[int, GenerateResult], None],
     ) -> list[GenerateResult]:
         self.params, self.is_raw = params, raw
-        return [self._result(prompt) for prompt in prompts]
+        results = {}
+        for index in sorted(range(len(prompts)), key=lambda index: len(str(prompts[index]))):
+            if "broken" in str(prompts[index]):
+                raise self.failure
+            results[index] = self._result(prompts[index])
+            on_result(index, results[index])
+        return [results[index] for index in range(len(prompts))]
 
     def stream(self, prompt: Any, params: SamplingParams, *, raw: bool) -> Iterator[StreamDelta]:
         self.params, self.is_raw = params, raw
@@ -42,6 +52,8 @@ class FakeEngine:
         if result.error is not None:
             raise ValueError(result.error)
         yield StreamDelta(text="ab", token_ids=(1, 2), from_draft=(True, False))
+        if "broken" in str(prompt):
+            raise self.failure
         yield StreamDelta("c", (3,), (False,), finish_reason="stop", result=result)
 
     def _result(self, prompt: Any) -> GenerateResult:
@@ -173,6 +185,76 @@ def test_a_failed_prompt_ends_with_exit_code_1_after_the_others(
     assert outcome.exit_code == 1
 
 
+def printed_prompts(text: str) -> list[str]:
+    return [json.loads(line)["prompt"] for line in text.splitlines()]
+
+
+def test_json_lines_come_as_early_as_their_order_allows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from app.commands.result_lines import ResultLines
+
+    lines = ResultLines()
+    seen = []
+    for index in (1, 0, 3, 2):
+        lines.add(index, GenerateResult(prompt=str(index)))
+        seen.append(printed_prompts(capsys.readouterr().out))
+    assert seen == [[], ["0", "1"], [], ["2", "3"]]
+
+
+@pytest.mark.parametrize("failure", [ValueError("no"), KeyError("k"), KeyboardInterrupt()])
+def test_what_was_finished_is_printed_when_decoding_breaks_off(
+    engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    monkeypatch.setattr(FakeEngine, "failure", failure, raising=False)
+    outcome = generate("first prompt is broken", "a", "bb", "bad", "--json")
+    assert printed_prompts(outcome.stdout) == ["a", "bb", "bad"]
+    assert outcome.exit_code == 1
+
+
+@pytest.mark.parametrize("mode", [["--json"], []])
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (ValueError("no such\nnode"), "no such node"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (MemoryError(), "out of memory: MemoryError"),
+        (RuntimeError("cancelled"), "cancelled"),
+    ],
+)
+def test_a_failure_while_decoding_is_one_line_and_exit_code_1(
+    engines: list[FakeEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: list[str],
+    failure: Exception,
+    message: str,
+) -> None:
+    monkeypatch.setattr(FakeEngine, "failure", failure, raising=False)
+    outcome = generate("broken", *mode)
+    assert outcome.exit_code == 1
+    assert outcome.stderr == f"Error: decoding failed: {message}\n"
+    outcome = generate("broken", *mode, "--log-level", "debug")
+    assert "Traceback" in outcome.stderr
+    assert outcome.stderr.endswith(f"Error: decoding failed: {message}\n")
+
+
+def test_show_drafts_with_json_warns(engines: list[FakeEngine]) -> None:
+    assert "--show-drafts has no effect" in generate("hi", "--json", "--show-drafts").stderr
+    assert "no effect" not in generate("hi", "--json").stderr
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "ascii"])
+def test_json_survives_what_the_output_cannot_encode(
+    engines: list[FakeEngine], charset: str
+) -> None:
+    prompts = ["\ud800", "caf\u00e9", "\U0001f600"]
+    outcome = CliRunner(charset=charset).invoke(
+        cli, ["generate", "--model-path", "m", "--json", *prompts]
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    assert sorted(printed_prompts(outcome.stdout)) == sorted(prompts)
+
+
 def test_sampling_options_reach_the_engine(engines: list[FakeEngine]) -> None:
     generate(
         *("hi", "--raw", "--max-new-tokens", "7", "--temperature", "0.5", "--top-k", "9"),
@@ -245,10 +327,31 @@ class TestPromptSources:
         assert [json.loads(line)["prompt"] for line in lines] == ["a\nb", messages]
 
     @pytest.mark.parametrize(
-        "line",
-        ["{", "3", "{}", '{"prompt": 3}', '{"messages": []}', '{"messages": [{"role": "user"}]}'],
+        ("line", "prompt"),
+        [
+            ('{"prompt": null}', None),
+            ('{"prompt": [1, 2]}', [1, 2]),
+            ('{"prompt": "\\ud800"}', "\ud800"),
+            ('{"messages": []}', []),
+            ('{"messages": "hi"}', {"messages": "hi"}),
+            ('{"messages": [1, 2]}', {"messages": [1, 2]}),
+            ('{"messages": [{"role": 3}]}', [{"role": 3}]),
+        ],
     )
-    def test_a_faulty_line_is_named(
+    def test_what_a_line_asks_for_is_judged_by_the_tokenizer(
+        self, engines: list[FakeEngine], tmp_path: Path, line: str, prompt: object
+    ) -> None:
+        path = tmp_path / "p.jsonl"
+        path.write_text("\ufeff" + line + '\n{"prompt": "fine"}')
+        lines = generate("--prompt-file", str(path), "--json").stdout.splitlines()
+        assert [json.loads(line)["prompt"] for line in lines] == [prompt, "fine"]
+
+    @pytest.mark.parametrize(
+        "line",
+        ["{", "3", "{}", '{"prompt": "a", "messages": []}', '{"prompt": NaN}', "[" * 100_000],
+        ids=lambda line: line[:20],
+    )
+    def test_a_line_that_asks_for_nothing_is_named(
         self, engines: list[FakeEngine], tmp_path: Path, line: str
     ) -> None:
         path = tmp_path / "p.jsonl"
@@ -365,46 +468,3 @@ def test_doctor_reports_the_machine() -> None:
     assert {"device", "cpu", "compiler", "kernels", "models", "versions"} <= set(found)
     assert found["versions"]["torch"]
     assert "instruction_sets" in run("doctor").stdout
-
-
-SLOW_PULL = """
-import sys, time
-import app.loading.model_zoo as zoo
-def pull(name):
-    print("started", flush=True)
-    time.sleep(60)
-zoo.pull_model = pull
-from app.cli import cli
-cli(["models", "pull", "x"])
-"""
-
-
-def test_an_interrupt_ends_without_a_traceback(root: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_PULL],
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert "Traceback" not in errors
-
-
-def test_a_closed_pipe_ends_without_a_traceback(root: Path) -> None:
-    reader, writer = os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", "config", "schema"],
-        cwd=root,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(writer)
-    os.close(reader)
-    _, errors = process.communicate(timeout=20)
-    assert errors == ""

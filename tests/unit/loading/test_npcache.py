@@ -67,3 +67,41 @@ def test_a_copy_that_cannot_be_written_is_explained(toy: SimpleNamespace, tmp_pa
     (tmp_path / ".np.lock").mkdir()
     with pytest.raises(ValueError, match="npcache cannot write"):
         toy.load(tmp_path, "npcache")
+
+
+def test_a_copy_that_is_up_to_date_needs_no_lock(toy: SimpleNamespace, tmp_path: Path) -> None:
+    torch.save(toy.tensors(), tmp_path / "pytorch_model.bin")
+    toy.load(tmp_path, "npcache")
+    # As in a directory that is read-only: nobody can take the lock.
+    (tmp_path / ".np.lock").unlink(missing_ok=True)
+    (tmp_path / ".np.lock").mkdir()
+    toy.assert_state(toy.load(tmp_path, "npcache"), toy.tensors())
+
+
+def test_a_copy_that_lacks_a_file_is_made_again(toy: SimpleNamespace, tmp_path: Path) -> None:
+    torch.save(toy.tensors(), tmp_path / "pytorch_model.bin")
+    toy.load(tmp_path, "npcache")
+    (tmp_path / "np" / "000001.npy").unlink()
+    toy.assert_state(toy.load(tmp_path, "npcache"), toy.tensors())
+    assert (tmp_path / "np" / "000001.npy").is_file()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"no array", None])
+def test_a_broken_file_of_a_copy_is_named(
+    toy: SimpleNamespace, tmp_path: Path, content: bytes | None
+) -> None:
+    torch.save(toy.tensors(), tmp_path / "pytorch_model.bin")
+    toy.load(tmp_path, "npcache")
+    file = tmp_path / "np" / "000001.npy"
+    # None: cut short behind its header.
+    file.write_bytes(file.read_bytes()[:-8] if content is None else content)
+    with pytest.raises(ValueError, match=r"npcache cannot read .*/np/000001\.npy: .*delete"):
+        toy.load(tmp_path, "npcache")
+
+
+def test_a_weight_file_that_has_gone_is_named(toy: SimpleNamespace, tmp_path: Path) -> None:
+    torch.save(toy.tensors(), tmp_path / "pytorch_model.bin")
+    checkpoint = find_checkpoint_files(tmp_path, "npcache")
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
+        dict(iterate_npcache(checkpoint))
