@@ -19,6 +19,8 @@ _logger = logging.getLogger(__name__)
 
 # Target and draft live in one slot space, one device and one scheduler.
 ENGINE_WIDE_FIELDS = (
+    "chat_template",
+    "chunked_prefill_size",
     "device",
     "kv_cache_memory",
     "log_level",
@@ -27,6 +29,7 @@ ENGINE_WIDE_FIELDS = (
     "page_size",
     "plugins",
     "random_seed",
+    "skip_tokenizer_init",
     "speculative_max_draft_tokens",
     "tokenizer_path",
 )

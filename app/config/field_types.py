@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -34,7 +35,7 @@ def _parse_size(value: object) -> object:
     if match is None:
         raise ValueError('must be a number of bytes or a size such as "512MiB" or "1GiB"')
     number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
+    return int(Decimal(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
 
 
 def _check_power_of_two(value: int) -> int:
@@ -64,7 +65,7 @@ def _check_load_format(value: str) -> str:
 
 ByteSize = Annotated[
     int,
-    Field(gt=0),
+    Field(gt=0, lt=2**63),
     BeforeValidator(_parse_size),
     WithJsonSchema({"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string"}]}),
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import cast
+
+from app.config.json_file import MAX_DEPTH, is_deeper_than, parse_json
 
 
 class FrozenMapping(tuple[tuple[str, object], ...]):
@@ -50,8 +51,8 @@ def parse_mapping(value: object) -> FrozenMapping:
     """A frozen mapping from a mapping, a JSON object in a string, pairs, or None (empty)."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            value = parse_json(value)
+        except ValueError as error:
             raise ValueError(f"must be a mapping or a JSON object: {error}") from None
     if value is None or value == ():
         return FrozenMapping()
@@ -59,6 +60,8 @@ def parse_mapping(value: object) -> FrozenMapping:
         value = dict(value)
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping or a JSON object")
+    if is_deeper_than(value, MAX_DEPTH):
+        raise ValueError(f"must not be nested deeper than {MAX_DEPTH} levels")
     frozen = freeze(value)
     assert isinstance(frozen, FrozenMapping)
     return frozen

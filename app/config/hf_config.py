@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.config.config_values import ROPE_KEYS, ConfigOrigin, check_config_values
+from app.config.json_file import read_json_object
+from app.config.names import nearest_name
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+_logger = logging.getLogger(__name__)
+
 CONFIG_NAME = "config.json"
-_ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
+_FIELD_AT_FAULT = re.compile(r"Validation error for field '(\w+)'")
+# Read of any config, although no class declares them.
+_ALWAYS_KNOWN = ROPE_KEYS | {"auto_map", "model_type", "quantization_config", "torch_dtype"}
 
 
 def load_hf_config(
@@ -20,17 +29,28 @@ def load_hf_config(
     trust_remote_code: bool,
     trust_field: str,
     overrides: Mapping[str, Any],
+    override_field: str = "json_model_override_args",
 ) -> PretrainedConfig:
     """The config of a checkpoint directory or `.gguf` file with `overrides` merged into it.
 
     Overrides are merged before the config object is made, so that what it derives from them is
-    right too. `trust_field` is the setting named when the checkpoint brings code that may not run.
-    Raises ValueError naming the file.
+    right too. `trust_field` is the setting named when the checkpoint brings code that may not run,
+    `override_field` the one that holds `overrides`. Raises ValueError naming the file.
     """
     if model_path.suffix == ".gguf":
-        return _merged(_load_gguf_config(model_path), overrides, model_path)
+        origin = ConfigOrigin(model_path, overrides, override_field)
+        return _merged(_load_gguf_config(model_path), origin)
     path = model_path / CONFIG_NAME
-    values = _read_config(path)
+    origin = ConfigOrigin(path, overrides, override_field)
+    try:
+        values = read_json_object(path)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}: no such file; a checkpoint directory holds {CONFIG_NAME}"
+        ) from None
+    # An override may replace a faulty value, but rope settings are taken apart to be merged.
+    kept = {key: v for key, v in values.items() if key not in overrides or key in ROPE_KEYS}
+    check_config_values(kept, ConfigOrigin(path, {}, override_field))
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise ValueError(f"{path}: model_type is missing; it names the kind of model")
@@ -38,27 +58,32 @@ def load_hf_config(
         from transformers import CONFIG_MAPPING
 
         if trust_remote_code:
-            return _merged(_load_remote_code_config(model_path), overrides, path)
+            return _merged(_load_remote_code_config(model_path), origin)
         if model_type not in CONFIG_MAPPING:
             raise ValueError(
                 f"{path}: model_type {model_type!r} needs Python code that the checkpoint brings "
                 f"along; set {trust_field} to true to run it"
             )
-    return _build(_override(values, overrides, path), path)
+    config = _build(_override(values, origin), origin)
+    _warn_of_unknown(origin, values, type(config))
+    return config
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(
-            f"{path}: no such file; a checkpoint directory holds {CONFIG_NAME}"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: must hold a JSON object, got {type(values).__name__}")
-    return values
+def _warn_of_unknown(
+    origin: ConfigOrigin, values: Mapping[str, Any], config_class: type[PretrainedConfig]
+) -> None:
+    """An override that nothing reads is a typing error more often than not."""
+    if not config_class.model_type:
+        return  # an architecture of this project's own: its config declares nothing
+    declared = getattr(config_class, "__dataclass_fields__", ())
+    known = _ALWAYS_KNOWN.union(values, declared, config_class.attribute_map)
+    for key in origin.overrides:
+        if key not in known:
+            nearest = nearest_name(key, known)
+            hint = f"; did you mean {nearest!r}?" if nearest else ""
+            _logger.warning(
+                "%s: %s has no effect on %s%s", origin.override_field, key, origin.path, hint
+            )
 
 
 def _load_gguf_config(path: Path) -> PretrainedConfig:
@@ -90,15 +115,13 @@ def _load_remote_code_config(directory: Path) -> PretrainedConfig:
     return config
 
 
-def _merged(
-    config: PretrainedConfig, overrides: Mapping[str, Any], origin: Path
-) -> PretrainedConfig:
-    if not overrides:
+def _merged(config: PretrainedConfig, origin: ConfigOrigin) -> PretrainedConfig:
+    if not origin.overrides:
         return config
-    return _from_dict(type(config), _override(config.to_dict(), overrides, origin), origin)
+    return _from_dict(type(config), _override(config.to_dict(), origin), origin)
 
 
-def _build(values: dict[str, Any], origin: Path) -> PretrainedConfig:
+def _build(values: dict[str, Any], origin: ConfigOrigin) -> PretrainedConfig:
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
     model_type = values["model_type"]
@@ -108,28 +131,44 @@ def _build(values: dict[str, Any], origin: Path) -> PretrainedConfig:
 
 
 def _from_dict(
-    config_class: type[PretrainedConfig], values: dict[str, Any], origin: Path
+    config_class: type[PretrainedConfig], values: dict[str, Any], origin: ConfigOrigin
 ) -> PretrainedConfig:
+    check_config_values(values, origin)
     try:
         config: PretrainedConfig = config_class.from_dict(values)
     # transformers checks values with its own classes of error, KeyError among them.
     except Exception as error:
-        raise ValueError(f"{origin}: {_one_line(error)}") from error
+        field = _FIELD_AT_FAULT.match(str(error))
+        if field is not None:
+            problem = _cause(error).removeprefix(f"Field '{field[1]}' ")
+            raise origin.fault(field[1], problem) from error
+        changed = ", ".join(sorted(origin.overrides))
+        source = f" (with {origin.override_field} for {changed})" if changed else ""
+        raise ValueError(f"{origin.path}: {_cause(error)}{source}") from error
     return config
 
 
-def _override(
-    values: Mapping[str, Any], overrides: Mapping[str, Any], origin: Path
-) -> dict[str, Any]:
+def _cause(error: Exception) -> str:
+    # transformers wraps what a check of a field or of several says.
+    cause = error.__cause__
+    if type(error).__name__.startswith("StrictDataclass") and cause is not None:
+        return " ".join(str(cause).split())
+    return _one_line(error)
+
+
+def _override(values: Mapping[str, Any], origin: ConfigOrigin) -> dict[str, Any]:
     """`values` with `overrides` over them, in whichever spelling both give the rope settings."""
-    is_about_rope = not _ROPE_KEYS.isdisjoint(overrides)
+    overrides = origin.overrides
+    # Before the rope settings are taken apart below.
+    check_config_values(overrides, origin)
+    is_about_rope = not ROPE_KEYS.isdisjoint(overrides)
     fold = fold_rope if is_about_rope else dict
     merged = merge(fold(values), fold(overrides))
     rope = merged.get("rope_parameters")
     is_by_layer = isinstance(rope, Mapping) and any(isinstance(v, Mapping) for v in rope.values())
     if is_by_layer and not {"rope_scaling", "rope_theta"}.isdisjoint(overrides):
         raise ValueError(
-            f"json_model_override_args: {origin} has rope settings by kind of layer; override "
+            f"{origin.override_field}: {origin.path} has rope settings by kind of layer; override "
             "rope_parameters, not rope_scaling or rope_theta"
         )
     _shorten_layer_types(merged, overrides)
@@ -171,4 +210,6 @@ def _shorten_layer_types(merged: dict[str, Any], overrides: Mapping[str, Any]) -
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args and " " in str(error.args[0]):
+        return str(error.args[0])  # a sentence, which str() would put in quotes
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.config.frozen_mapping import thaw_mapping
+from app.config.provenance import user_field
 from app.config.server_args import ServerArgs
 
 
@@ -17,6 +18,8 @@ class LoadConfig:
     download_dir: str | None
     extra_config: Mapping[str, object]
     revision: str | None
+    # What the user calls the setting that names the checkpoint, for errors.
+    path_field: str = "model_path"
 
 
 def build_load_config(server_args: ServerArgs) -> LoadConfig:
@@ -33,4 +36,5 @@ def build_load_config(server_args: ServerArgs) -> LoadConfig:
         download_dir=server_args.download_dir,
         extra_config=thaw_mapping(server_args.model_loader_extra_config),
         revision=server_args.revision,
+        path_field=user_field(server_args.sources, "model_path"),
     )

@@ -10,6 +10,7 @@ import torch
 from app.config.dtypes import dtype_name, torch_dtype
 from app.config.provenance import DEFAULT_SOURCE
 from app.config.server_args import ServerArgs
+from app.config.speculative_shape import warn_no_effect
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def _chunked_prefix(
     server_args: ServerArgs, backend_reads_prefix: Callable[[str], bool]
 ) -> dict[str, object]:
     reads_prefix = backend_reads_prefix(server_args.attention_backend)
+    _warn_of_chunk_size(server_args, reads_prefix)
     source = server_args.sources["disable_chunked_prefix_cache"]
     if source not in (DEFAULT_SOURCE, CHUNKED_PREFIX_GATE) and (
         server_args.disable_chunked_prefix_cache or reads_prefix
@@ -62,6 +64,19 @@ def _chunked_prefix(
             server_args.attention_backend,
         )
     return {"disable_chunked_prefix_cache": not reads_prefix}
+
+
+def _warn_of_chunk_size(server_args: ServerArgs, reads_prefix: bool) -> None:
+    if server_args.chunked_prefill_size == -1:
+        return
+    if not reads_prefix:
+        backend = server_args.attention_backend
+        reason = f"attention_backend {backend} prefills prompts in one piece"
+    elif server_args.disable_chunked_prefix_cache:
+        reason = "disable_chunked_prefix_cache makes prompts prefill in one piece"
+    else:
+        return
+    warn_no_effect(server_args, ("chunked_prefill_size",), reason)
 
 
 def _prefill_kernel(

@@ -13,8 +13,10 @@ import torch
 from app.config.context_length import derived_context_length, has_learned_positions, max_positions
 from app.config.dtypes import dtype_name, torch_dtype
 from app.config.frozen_mapping import thaw_mapping
-from app.config.hf_config import load_hf_config
+from app.config.hf_config import CONFIG_NAME, load_hf_config
+from app.config.json_file import read_json_object
 from app.config.model_path import resolve_model_path
+from app.config.provenance import user_field
 from app.config.quantization import choose_quantization
 from app.config.server_args import ServerArgs
 from app.config.validation_messages import field_error
@@ -58,13 +60,14 @@ class ModelConfig:
             server_args.model_path,
             server_args.revision,
             server_args.download_dir,
-            field=_user_field(server_args, "model_path"),
+            field=user_field(server_args.sources, "model_path"),
         )
         hf_config = load_hf_config(
             model_path,
             trust_remote_code=server_args.trust_remote_code,
-            trust_field=_user_field(server_args, "trust_remote_code"),
+            trust_field=user_field(server_args.sources, "trust_remote_code"),
             overrides=thaw_mapping(server_args.json_model_override_args),
+            override_field=user_field(server_args.sources, "json_model_override_args"),
         )
         return cls.from_hf_config(hf_config, server_args, model_path)
 
@@ -77,29 +80,40 @@ class ModelConfig:
         # Multimodal wrappers hold the language model's values in a part of their own.
         text: Any = hf_config.get_text_config(decoder=True)
         where = _Reader(text, model_path)
+        architecture = where.architecture(hf_config)
         heads = where.positive("num_attention_heads")
         hidden_size = where.positive("hidden_size")
+        kv_heads = where.positive("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise where.fault(
+                f"num_attention_heads = {heads} is not a multiple of num_key_value_heads = "
+                f"{kv_heads}"
+            )
+        if hidden_size < heads and getattr(text, "head_dim", None) is None:
+            raise where.fault(
+                f"hidden_size = {hidden_size} is less than num_attention_heads = {heads}"
+            )
         learned = has_learned_positions(text)
         context_len = _choose_context_len(text, server_args, learned, where)
         return cls(
             model_path=model_path,
             hf_config=hf_config,
-            architecture=where.architecture(hf_config),
+            architecture=architecture,
             dtype=_choose_dtype(server_args, text, hf_config, where),
             context_len=context_len,
             vocab_size=where.positive("vocab_size"),
             hidden_size=hidden_size,
             num_hidden_layers=where.positive("num_hidden_layers"),
             num_attention_heads=heads,
-            num_key_value_heads=where.positive("num_key_value_heads", heads),
+            num_key_value_heads=kv_heads,
             head_dim=where.positive("head_dim", hidden_size // heads),
             quantization=choose_quantization(
                 server_args.quantization,
-                _user_field(server_args, "quantization"),
+                user_field(server_args.sources, "quantization"),
                 hf_config,
                 model_path,
             ),
-            hf_eos_token_ids=_eos_token_ids(hf_config, text),
+            hf_eos_token_ids=_eos_token_ids(hf_config, text, model_path),
             has_learned_positions=learned,
             max_position_embeddings=max_positions(text) or context_len,
         )
@@ -125,24 +139,23 @@ class _Reader:
         return value
 
     def architecture(self, hf_config: PretrainedConfig) -> str:
-        architectures = hf_config.architectures
+        architectures: Any = hf_config.architectures
         if not architectures:
             raise self.fault(
                 "architectures is missing; it names the model class (LlamaForCausalLM, ...)"
             )
-        return str(architectures[0])
+        if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+            raise self.fault(f"architectures must be a list of class names, got {architectures!r}")
+        return architectures[0]
 
     def fault(self, problem: str) -> ValueError:
         is_file = self.model_path.suffix == ".gguf"
         where = self.model_path if is_file else self.model_path / "config.json"
-        names = self.config.architectures or [self.config.model_type]
-        return ValueError(f"{where} ({names[0]}): {problem}")
-
-
-def _user_field(server_args: ServerArgs, field: str) -> str:
-    """What the user calls the field: a draft's copy has its values from fields of other names."""
-    reason = server_args.sources[field].removeprefix("draft copy: ")
-    return reason if reason.startswith("speculative_draft_") else field
+        names: Any = self.config.architectures
+        is_known = isinstance(names, list) and names and isinstance(names[0], str)
+        return ValueError(
+            f"{where} ({names[0] if is_known else self.config.model_type}): {problem}"
+        )
 
 
 def _choose_context_len(
@@ -200,16 +213,32 @@ def _choose_dtype(
     try:
         return torch_dtype(name)
     except ValueError:
+        field = user_field(server_args.sources, "dtype")
         raise where.fault(
-            f"its dtype {name} is not supported; set {_user_field(server_args, 'dtype')} to one "
-            f"of {', '.join(dtype_name(dtype) for dtype in _SUPPORTED_DTYPES)}"
+            f"its dtype {name} is not supported; set {field} to one of "
+            f"{', '.join(dtype_name(dtype) for dtype in _SUPPORTED_DTYPES)}"
         ) from None
 
 
-def _eos_token_ids(hf_config: PretrainedConfig, text: PretrainedConfig) -> tuple[int, ...]:
+def _eos_token_ids(
+    hf_config: PretrainedConfig, text: PretrainedConfig, model_path: Path
+) -> tuple[int, ...]:
+    """Of config.json and of generation_config.json: chat models end their turns with a token that
+    often stands in the latter alone."""
     value: Any = getattr(hf_config, "eos_token_id", None)
     if value is None:
         value = getattr(text, "eos_token_id", None)
-    if value is None:
-        return ()
-    return tuple(int(item) for item in value) if isinstance(value, list | tuple) else (int(value),)
+    found = _as_ids(value, model_path / CONFIG_NAME)
+    path = model_path / "generation_config.json"
+    if path.is_file():
+        found += _as_ids(read_json_object(path).get("eos_token_id"), path)
+    return tuple(dict.fromkeys(found))
+
+
+def _as_ids(value: Any, path: Path) -> list[int]:
+    ids = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+        raise ValueError(
+            f"{path}: eos_token_id must be a token id or a list of token ids, got {value!r}"
+        )
+    return ids

@@ -35,6 +35,23 @@ def models_root() -> Path:
     return cache_root() / "models"
 
 
+def find_local_model(name_or_path: str) -> Path | None:
+    """The directory or `.gguf` file of a model that no hub is asked for; None for any other name.
+
+    That of a model the project knows may not have been pulled yet.
+    """
+    # The functions of os.path raise nothing for what can be no path.
+    path = os.path.expanduser(name_or_path)
+    if os.path.isdir(path) or (os.path.isfile(path) and path.endswith(".gguf")):
+        # Not resolved: a link in the hub cache ends in .gguf, the blob behind it does not.
+        return Path(path).absolute()
+    if _is_plain_name(name_or_path):
+        cached = models_root() / name_or_path
+        if name_or_path in ZOO_MODEL_NAMES or os.path.isdir(cached):
+            return cached.absolute()
+    return None
+
+
 def resolve_model_path(
     name_or_path: str,
     revision: str | None = None,
@@ -50,18 +67,13 @@ def resolve_model_path(
     """
     if not name_or_path:
         raise ValueError(f"{field}: is empty; give a checkpoint directory, a .gguf file or a name")
-    path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        # Not resolved: a link in the hub cache ends in .gguf, the blob behind it does not.
-        return path.absolute()
-    if path.is_file():
+    local = find_local_model(name_or_path)
+    if local is not None and local.exists():
+        return local
+    if os.path.isfile(os.path.expanduser(name_or_path)):
         raise ValueError(
             f"{field}: {name_or_path} is a file; give the checkpoint's directory or a .gguf file"
         )
-    if _is_plain_name(name_or_path):
-        cached = models_root() / name_or_path
-        if cached.is_dir():
-            return cached.absolute()
     if name_or_path in ZOO_MODEL_NAMES:
         raise ValueError(
             f"{field}: {name_or_path} is not in {models_root()} yet; "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 DEFAULT_SOURCE = "default"
 # Values given to `ServerArgs(...)` in Python.
 ARGUMENT_SOURCE = "argument"
@@ -27,6 +29,12 @@ def rule_source(name: str) -> str:
 
 def draft_copy_source(reason: str) -> str:
     return f"draft copy: {reason}"
+
+
+def user_field(sources: Mapping[str, str], field: str) -> str:
+    """What the user calls `field`: a draft's copy has values from fields of other names."""
+    reason = sources[field].removeprefix("draft copy: ")
+    return reason if reason.startswith("speculative_draft_") else field
 
 
 def is_rule(source: str) -> bool:

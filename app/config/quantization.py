@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from app.config.json_file import read_json_object
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -57,10 +58,9 @@ def _declared(hf_config: PretrainedConfig, model_path: Path) -> tuple[str | None
     path = model_path / _MODELOPT_NAME
     if not path.is_file():
         return None, None
-    try:
-        section: Any = json.loads(path.read_text(encoding="utf-8"))["quantization"]
-        algorithm = section["quant_algo"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
+    section: Any = read_json_object(path).get("quantization")
+    if not isinstance(section, Mapping) or "quant_algo" not in section:
+        raise ValueError(f"{path}: cannot be read: it must hold quantization.quant_algo")
+    algorithm = section["quant_algo"]
     # ModelOpt writes the file with null for a model that it left alone.
     return (None, None) if algorithm is None else ("modelopt", str(algorithm).upper())

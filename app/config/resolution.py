@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from app.config.model_path import find_local_model
 from app.config.provenance import rule_source
 from app.config.server_args import ServerArgs
 from app.config.speculative_fields import DraftFields, NgramFields, SpeculationFields
@@ -55,11 +56,29 @@ def resolve_server_args(server_args: ServerArgs, algorithms: AlgorithmLookup) ->
     algorithm = algorithms.get(args.speculative_algorithm)
     for rule in (_zero_steps, _no_speculation, _draft_revision, _tokenizer, _max_running_requests):
         args = _apply(rule, args)
-    if args.speculative_algorithm is None:
+    is_off = args.speculative_algorithm is None
+    _warn_of_hub_settings(args, has_draft_model=algorithm.has_draft_model and not is_off)
+    if is_off:
         return args
     args = args.derive(rule_source(algorithm.name), algorithm.resolve(args))
     algorithm.validate(args)
     return args
+
+
+def _warn_of_hub_settings(args: ServerArgs, has_draft_model: bool) -> None:
+    """Settings of downloads, where nothing is downloaded."""
+    draft = args.speculative_draft_model_path if has_draft_model else None
+    if find_local_model(args.model_path) is not None:
+        warn_no_effect(args, ("revision",), f"{args.model_path} is not a hub id")
+    if draft is not None and find_local_model(draft) is not None:
+        reason = f"{draft} is not a hub id"
+        warn_no_effect(args, ("speculative_draft_model_revision",), reason)
+    if has_draft_model and draft is None:
+        reason = "without speculative_draft_model_path the draft is of the target's checkpoint"
+        warn_no_effect(args, ("speculative_draft_model_revision",), reason)
+    names = [name for name in (args.model_path, args.tokenizer_path, draft) if name is not None]
+    if all(find_local_model(name) is not None for name in names):
+        warn_no_effect(args, ("download_dir",), "no model is named by a hub id")
 
 
 def _apply(rule: Rule, args: ServerArgs) -> ServerArgs:

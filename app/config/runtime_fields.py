@@ -50,10 +50,13 @@ class RuntimeFields(BaseModel):
     kv_cache_memory: ByteSize | None = Field(
         default=None,
         description="Bytes for keys and values, drafts included (512MiB, 1GiB); unset: what "
-        "max_running_requests full contexts need, at most 1GiB.",
+        "max_running_requests full contexts need, at most 1GiB. With max_total_tokens too, the "
+        "smaller of both counts.",
     )
     max_total_tokens: PositiveInt | None = Field(
-        default=None, description="Most tokens in the key-value cache; unset: kv_cache_memory's."
+        default=None,
+        description="Most tokens in the key-value cache; kv_cache_memory may allow fewer. Unset: "
+        "kv_cache_memory alone decides.",
     )
     random_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
         default=None, description="Seed of requests that bring none; unset: a fresh one."

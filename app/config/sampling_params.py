@@ -12,9 +12,10 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     ValidationError,
+    field_validator,
 )
 
-from app.config.validation_messages import one_line
+from app.config.validation_messages import one_line, refuse_boolean
 
 
 def _as_strings(value: object) -> object:
@@ -26,9 +27,14 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: float = Field(default=0.0, ge=0.0, allow_inf_nan=False, description="0: greedy.")
+    temperature: float = Field(
+        default=0.0, ge=0.0, allow_inf_nan=False, description="Below 1e-6: greedy."
+    )
     top_k: int = Field(
-        default=-1, ge=-1, description="Sample from this many likeliest tokens; -1 or 0: all."
+        default=-1,
+        ge=-1,
+        lt=2**31,
+        description="Sample from this many likeliest tokens; -1 or 0: all.",
     )
     top_p: float = Field(
         default=1.0,
@@ -56,6 +62,11 @@ class SamplingParams(BaseModel):
         default=False, description="Go on behind the model's end-of-sequence tokens."
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans_as_numbers(cls, value: object, info: Any) -> object:
+        return refuse_boolean(value, cls.model_fields[info.field_name])
+
     if not TYPE_CHECKING:  # type checkers see the fields as keyword arguments
 
         def __init__(self, **values: Any) -> None:
@@ -66,4 +77,6 @@ class SamplingParams(BaseModel):
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Whether the likeliest token is taken. A temperature below 1e-6 leaves it all the mass
+        anyway, and a smaller one underflows float32."""
+        return self.temperature < 1e-6

@@ -14,7 +14,7 @@ from app.config.names import unknown_name_message
 from app.config.provenance import ARGUMENT_SOURCE, DEFAULT_SOURCE
 from app.config.runtime_fields import RuntimeFields
 from app.config.speculative_fields import DraftFields, NgramFields, SpeculationFields
-from app.config.validation_messages import one_line
+from app.config.validation_messages import one_line, refuse_boolean
 
 
 class ServerArgs(NgramFields, DraftFields, SpeculationFields, RuntimeFields, ModelFields):
@@ -45,12 +45,7 @@ class ServerArgs(NgramFields, DraftFields, SpeculationFields, RuntimeFields, Mod
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_booleans_as_numbers(cls, value: object, info: Any) -> object:
-        # pydantic reads true as 1: a misplaced switch would become a size.
-        if isinstance(value, bool) and "bool" not in str(
-            cls.model_fields[info.field_name].annotation
-        ):
-            raise ValueError("must not be true or false")
-        return value
+        return refuse_boolean(value, cls.model_fields[info.field_name])
 
     @property
     def sources(self) -> Mapping[str, str]:

@@ -81,7 +81,8 @@ class SpeculationFields(BaseModel):
     )
     speculative_max_draft_tokens: Annotated[int, Field(ge=2)] = Field(
         default=64,
-        description="Most nodes any draft of the engine's life may verify; sizes its buffers.",
+        description="Upper limit of speculative_num_draft_tokens, for every draft of the engine's "
+        "life; buffers are sized for it.",
     )
 
 

@@ -90,6 +90,13 @@ def validate_ngram(args: ServerArgs) -> None:
             "must be at most speculative_ngram_max_bfs_breadth = "
             f"{args.speculative_ngram_max_bfs_breadth}",
         )
+    if args.speculative_ngram_capacity < args.speculative_ngram_max_trie_depth:
+        raise fault(
+            args,
+            "speculative_ngram_capacity",
+            "must be at least speculative_ngram_max_trie_depth = "
+            f"{args.speculative_ngram_max_trie_depth}, what one token may add",
+        )
     for field in ("speculative_use_block_verification", "speculative_use_rejection_sampling"):
         if getattr(args, field):
             raise fault(
@@ -100,3 +107,4 @@ def validate_ngram(args: ServerArgs) -> None:
             )
     check_draft_tokens(args)
     warn_no_effect(args, DraftFields.model_fields, "NGRAM has no draft model")
+    warn_no_effect(args, (_STEPS,), f"NGRAM drafts what it knows, up to {_NODES}")

@@ -12,7 +12,43 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate and non-string keys."""
+    """SafeLoader that refuses duplicate and non-string keys, and values that contain themselves."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._open_anchors: list[str | None] = []
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        # A date or a number that cannot be one. The constructors tell no place, and only some of
+        # them raise ValueError.
+        except Exception as error:
+            kind = node.tag.rpartition(":")[2]
+            reason = f"{error}; " if isinstance(error, ValueError) else ""
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{reason}{node.value!r} is no {kind}; quote it where it is meant as text",
+                node.start_mark,
+            ) from None
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        is_alias = isinstance(event, yaml.AliasEvent)
+        if is_alias and event.anchor in self._open_anchors:
+            raise yaml.composer.ComposerError(
+                None, None, f"*{event.anchor} contains itself", event.start_mark
+            )
+        if is_alias:
+            return super().compose_node(parent, index)
+        self._open_anchors.append(event.anchor)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._open_anchors.pop()
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -40,6 +76,8 @@ def _load(text: str, origin: str) -> object:
         mark = error.problem_mark
         place = f", line {mark.line + 1}" if mark is not None else ""
         raise ValueError(f"{origin}{place}: {error.problem or 'not valid YAML'}") from None
+    except RecursionError:
+        raise ValueError(f"{origin}: not valid YAML: it is nested too deeply") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{origin}: not valid YAML: {' '.join(str(error).split())}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from app.config.names import unknown_name_message
@@ -20,6 +21,17 @@ def field_error(field: str, value: object, source: str, problem: str) -> str:
     """`page_size = 3 (configs/a.yaml): must be a power of two, at least 1`."""
     origin = "" if source in (DEFAULT_SOURCE, ARGUMENT_SOURCE) else f" ({source})"
     return f"{field} = {value!r}{origin}: {problem}"
+
+
+def refuse_boolean(value: object, field: FieldInfo) -> object:
+    """`value`, unless it is true or false and `field` holds no switch.
+
+    pydantic reads true as 1: a misplaced switch would become a size.
+    """
+    items = (value, *value) if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(item, bool) for item in items) and "bool" not in str(field.annotation):
+        raise ValueError("must not be true or false")
+    return value
 
 
 def _describe(error: ErrorDetails, sources: Mapping[str, str], known: Iterable[str]) -> str:

@@ -58,6 +58,8 @@ def read_rope_parameters(hf_config: Any) -> RopeParameters:
     original = values.get("original_max_position_embeddings") if kind != "dynamic" else None
     original_length = int(original or max_length)
     theta = values.get("rope_theta") or getattr(hf_config, "rope_theta", None) or _DEFAULT_THETA
+    if not isinstance(theta, int | float):
+        raise ValueError(f"rope_theta must be a number, got {theta!r}")
     optional = {
         name: values[name]
         for name in (

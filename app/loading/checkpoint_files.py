@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+from app.config.json_file import read_json_object
 
 SAFETENSORS = "*.safetensors"
 BIN = "*.bin"
@@ -44,12 +45,17 @@ class CheckpointFiles:
     file_of: Mapping[str, Path] | None
 
 
-def find_checkpoint_files(directory: Path, load_format: str) -> CheckpointFiles:
-    """The weight files that `load_format` reads in `directory`; ValueError if there are none."""
+def find_checkpoint_files(
+    directory: Path, load_format: str, *, path_field: str = "model_path"
+) -> CheckpointFiles:
+    """The weight files that `load_format` reads in `directory`; ValueError if there are none.
+
+    `path_field`: the setting that names the directory.
+    """
     patterns = PATTERNS[load_format]
     if not directory.is_dir():
         raise ValueError(
-            f"model_path: {directory} is not a directory; load format {load_format} reads "
+            f"{path_field}: {directory} is not a directory; load format {load_format} reads "
             f"{' or '.join(patterns)} from a checkpoint directory"
         )
     for pattern in patterns:
@@ -57,7 +63,7 @@ def find_checkpoint_files(directory: Path, load_format: str) -> CheckpointFiles:
         if found:
             return _select(directory, pattern, found)
     raise ValueError(
-        f"model_path: {directory} holds no {' or '.join(patterns)}, "
+        f"{path_field}: {directory} holds no {' or '.join(patterns)}, "
         f"which load format {load_format} reads"
     )
 
@@ -82,12 +88,15 @@ def _select(directory: Path, pattern: str, found: tuple[Path, ...]) -> Checkpoin
 
 def _read_index(index: Path) -> Mapping[str, Path]:
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        file_of = {str(name): index.parent / str(file) for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{index}: not a weight index ({type(error).__name__}: {error})"
-        ) from error
+        weight_map = read_json_object(index).get("weight_map")
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{index}: ")
+        raise ValueError(f"{index}: not a weight index: it {reason}") from error
+    if not isinstance(weight_map, Mapping) or not all(
+        isinstance(file, str) and file for file in weight_map.values()
+    ):
+        raise ValueError(f"{index}: not a weight index: weight_map must map tensors to files")
+    file_of = {name: index.parent / file for name, file in weight_map.items()}
     absent = sorted({path.name for path in file_of.values() if not path.is_file()})
     if absent:
         raise ValueError(f"{index}: lists files that are absent: {', '.join(absent[:5])}")

@@ -26,7 +26,9 @@ class DefaultModelLoader(BaseModelLoader):
 
     def _weights(self, model_config: ModelConfig) -> Weights:
         load_format = self.load_config.load_format
-        checkpoint = find_checkpoint_files(model_config.model_path, load_format)
+        checkpoint = find_checkpoint_files(
+            model_config.model_path, load_format, path_field=self.load_config.path_field
+        )
         return (
             iterate_npcache(checkpoint) if load_format == "npcache" else iterate_weights(checkpoint)
         )

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its scalar metadata and where its tensors lie.
+"""The header of a GGUF file: its metadata and where its tensors lie.
 
 Not `gguf.GGUFReader`, which makes several Python objects of each of a vocabulary's tokens: 150 MB
 and seconds for a file of 98 MB.
@@ -7,7 +7,8 @@ and seconds for a file of 98 MB.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -42,11 +43,34 @@ class GGUFTensor:
         return prod(self.shape)
 
 
+def read_arrays(path: Path, names: Collection[str]) -> Mapping[str, tuple[int | float | str, ...]]:
+    """The metadata arrays called `names` that `path` has, such as tokenizer.ggml.tokens.
+
+    Raises ValueError with the reason, without the file's name.
+    """
+    arrays: dict[str, tuple[int | float | str, ...]] = {}
+    with _header_of(path) as (cursor, _, num_pairs, _):
+        for _ in _metadata(cursor, num_pairs, wanted=names, arrays=arrays):
+            pass
+    return arrays
+
+
 def read_header(path: Path) -> tuple[Metadata, tuple[GGUFTensor, ...]]:
     """Scalar metadata (arrays are skipped) and tensors of `path`; nothing else is read.
 
     Raises ValueError with the reason, without the file's name.
     """
+    with _header_of(path) as (cursor, num_tensors, num_pairs, file):
+        metadata = dict(_metadata(cursor, num_pairs))
+        entries = [_tensor_entry(cursor) for _ in range(num_tensors)]
+    alignment = int(metadata.get("general.alignment", 32))
+    start = -(-cursor.position // alignment) * alignment
+    return metadata, tuple(_locate(file, start, *entry) for entry in entries)
+
+
+@contextmanager
+def _header_of(path: Path) -> Iterator[tuple[_Cursor, int, int, npt.NDArray[np.uint8]]]:
+    """A cursor at the metadata, the numbers of tensors and of metadata pairs, and the file."""
     if path.stat().st_size == 0:
         raise ValueError("it is empty")
     # Copy on write: torch has no read-only tensors, and nobody writes to these.
@@ -58,13 +82,9 @@ def read_header(path: Path) -> tuple[Metadata, tuple[GGUFTensor, ...]]:
         version, num_tensors, num_pairs = cursor.unpack("IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"version {version} is not one of {_VERSIONS}")
-        metadata = dict(_metadata(cursor, num_pairs))
-        entries = [_tensor_entry(cursor) for _ in range(num_tensors)]
+        yield cursor, num_tensors, num_pairs, file
     except struct.error as error:
         raise ValueError("its header is cut short") from error
-    alignment = int(metadata.get("general.alignment", 32))
-    start = -(-cursor.position // alignment) * alignment
-    return metadata, tuple(_locate(file, start, *entry) for entry in entries)
 
 
 @dataclass(slots=True)
@@ -91,15 +111,34 @@ class _Cursor:
         return self.take(self.unpack("Q")[0]).decode("utf-8")
 
 
-def _metadata(cursor: _Cursor, num_pairs: int) -> Iterator[tuple[str, int | float | str]]:
+def _metadata(
+    cursor: _Cursor,
+    num_pairs: int,
+    *,
+    wanted: Collection[str] = (),
+    arrays: dict[str, tuple[int | float | str, ...]] | None = None,
+) -> Iterator[tuple[str, int | float | str]]:
+    """Scalar pairs; the `wanted` ones of the arrays go to `arrays`, the others are skipped."""
     for _ in range(num_pairs):
         key, (kind,) = cursor.string(), cursor.unpack("I")
         if kind == _STRING:
             yield key, cursor.string()
+        elif kind == _ARRAY and key in wanted and arrays is not None:
+            arrays[key] = _read_array(cursor)
         elif kind == _ARRAY:
             _skip_array(cursor)
         else:
             yield key, cursor.unpack(_format(kind))[0]
+
+
+def _read_array(cursor: _Cursor) -> tuple[int | float | str, ...]:
+    kind, count = cursor.unpack("IQ")
+    # Each item takes a byte or more: a count beyond the file would fill the memory first.
+    if count > len(cursor.file) - cursor.position:
+        raise ValueError("its header is cut short")
+    if kind == _STRING:
+        return tuple(cursor.string() for _ in range(count))
+    return cursor.unpack(f"{count}{_format(kind)}")
 
 
 def _skip_array(cursor: _Cursor) -> None:

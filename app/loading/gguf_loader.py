@@ -20,7 +20,7 @@ class GGUFModelLoader(BaseModelLoader):
     """Streams the tensors of one GGUF file into the model, dense and in the model's dtype."""
 
     def _fill(self, model: BaseCausalLM, model_config: ModelConfig, device: torch.device) -> None:
-        path = find_gguf_file(model_config.model_path)
+        path = find_gguf_file(model_config.model_path, self.load_config.path_field)
         file = open_gguf(path)
         rope = getattr(model_config.hf_config, "rope_parameters", None) or {}
         if file.has_rope_factors and rope.get("rope_type", "default") == "default":
@@ -32,14 +32,14 @@ class GGUFModelLoader(BaseModelLoader):
         load_weights(model, file.weights(model_config.dtype), device, source=str(path))
 
 
-def find_gguf_file(model_path: Path) -> Path:
+def find_gguf_file(model_path: Path, path_field: str) -> Path:
     """`model_path` itself, or the one GGUF file in that directory."""
     if model_path.is_file():
         return model_path
     found = sorted(model_path.glob("*.gguf"))
     if len(found) != 1:
         raise ValueError(
-            f"model_path: load format gguf needs one .gguf file, but {model_path} holds "
+            f"{path_field}: load format gguf needs one .gguf file, but {model_path} holds "
             f"{', '.join(path.name for path in found) or 'none'}; give the file itself"
         )
     return found[0]

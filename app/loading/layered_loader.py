@@ -44,7 +44,9 @@ class LayeredModelLoader(BaseModelLoader):
                 f"load_format: layered needs {_HOOK} on the model, which "
                 f"{type(model).__name__} lacks; use auto"
             )
-        checkpoint = find_checkpoint_files(model_config.model_path, "auto")
+        checkpoint = find_checkpoint_files(
+            model_config.model_path, "auto", path_field=self.load_config.path_field
+        )
         # Views of mapped files: nothing is read before a module asks for it, except for tensors
         # that the model has to merge.
         weights = dict(convert_weights(model, iterate_weights(checkpoint)))

@@ -63,7 +63,9 @@ def _sources(checkpoint: CheckpointFiles) -> dict[str, list[int]]:
     try:
         stats = {path.name: path.stat() for path in checkpoint.files}
     except OSError as error:
-        raise ValueError(f"model_path: a weight file cannot be read: {error}") from error
+        raise ValueError(
+            f"{checkpoint.directory}: a weight file cannot be read: {error}"
+        ) from error
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 

@@ -38,18 +38,18 @@ class ShardedStateLoader(BaseModelLoader):
 
     def _fill(self, model: BaseCausalLM, model_config: ModelConfig, device: torch.device) -> None:
         pattern = _check_pattern(self.load_config.extra_config.get("pattern", DEFAULT_PATTERN))
-        directory = model_config.model_path
+        directory, field = model_config.model_path, self.load_config.path_field
         glob = pattern.format(rank=_RANK, part="*")
         files = sorted(directory.glob(glob)) if directory.is_dir() else []
         if not files:
             raise ValueError(
-                f"model_path: {directory} holds no {glob}, which load format sharded_state reads; "
+                f"{field}: {directory} holds no {glob}, which load format sharded_state reads; "
                 "give the directory that save_sharded_state wrote, or another pattern in "
                 "model_loader_extra_config"
             )
         if len(files) != len(list(directory.glob(pattern.format(rank="*", part="*")))):
             raise ValueError(
-                f"model_path: {directory} was split for several ranks, this engine runs one; "
+                f"{field}: {directory} was split for several ranks, this engine runs one; "
                 "load the original checkpoint with auto"
             )
         load_weights(

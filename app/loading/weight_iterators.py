@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from app.loading.checkpoint_files import SAFETENSORS, CheckpointFiles
+
+_FORBIDDEN = re.compile(r"Unsupported (?:global|class|operand)[^\n]*?(?:GLOBAL )(\S+)")
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 
@@ -50,18 +54,40 @@ def iterate_pt(file: Path) -> Weights:
         yield name, state.pop(name)
 
 
+def _reason(error: Exception) -> str:
+    """What is wrong with the file, without torch's advice on how to run what it holds."""
+    text = str(error).strip()
+    if not text:
+        return "it is cut short"
+    forbidden = _FORBIDDEN.search(text)
+    if forbidden is not None:
+        return f"it holds {forbidden[1]}, and only tensors are read"
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        return "it is damaged, or holds more than tensors"
+    return text.splitlines()[0]
+
+
+def _load_pickled(file: Path) -> object:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        # Files older than torch 1.6 are no zip archives and cannot be mapped.
+        if "mmap can only be used" not in str(error):
+            raise
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def _load_state_dict(file: Path) -> dict[str, torch.Tensor]:
     try:
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            # Files older than torch 1.6 are no zip archives and cannot be mapped.
-            if "mmap can only be used" not in str(error):
-                raise
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "it is cut short"
-        raise ValueError(f"{file}: not a readable torch weight file: {reason}") from error
+        # torch warns of what a damaged file seems to be, and then fails on it.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            state = _load_pickled(file)
+    except MemoryError:
+        raise
+    # A pickle is a program: a damaged one ends in errors of any kind.
+    except Exception as error:
+        raise ValueError(f"{file}: not a readable torch weight file: {_reason(error)}") from error
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
     ):

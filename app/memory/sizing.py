@@ -16,21 +16,23 @@ def num_kv_pages(
 ) -> int:
     """Pages of the pool, the padding page included.
 
-    `max_total_tokens` fixes the capacity; else `kv_cache_memory` bounds it (target and draft
-    together: `bytes_per_token` counts both); by default it is what `max_running_requests` full
-    contexts need, at most 1 GiB.
+    The smaller of `max_total_tokens` and what `kv_cache_memory` holds (target and draft together:
+    `bytes_per_token` counts both). With neither it is what `max_running_requests` full contexts
+    need, at most 1 GiB.
     """
     page_size = server_args.page_size
     max_running_requests = server_args.max_running_requests
     assert max_running_requests is not None, "resolution sets max_running_requests"
     pages_per_request = -(-(context_len + num_window_slots) // page_size)
-    wanted = pages_per_request * max_running_requests
+    bounds = []
     if server_args.max_total_tokens is not None:
-        wanted = server_args.max_total_tokens // page_size
-    elif server_args.kv_cache_memory is not None:
-        wanted = server_args.kv_cache_memory // (bytes_per_token * page_size)
-    else:
-        wanted = min(wanted, DEFAULT_KV_CACHE_BYTES // (bytes_per_token * page_size))
+        bounds.append(server_args.max_total_tokens // page_size)
+    if server_args.kv_cache_memory is not None:
+        bounds.append(server_args.kv_cache_memory // (bytes_per_token * page_size))
+    if not bounds:
+        bounds.append(pages_per_request * max_running_requests)
+        bounds.append(DEFAULT_KV_CACHE_BYTES // (bytes_per_token * page_size))
+    wanted = min(bounds)
     minimum = -(-(1 + num_window_slots) // page_size)
     if wanted < minimum:
         raise ValueError(

@@ -24,7 +24,10 @@ def build_spec_worker(scope: DraftScopeLike, runtime_context: RuntimeContext) ->
     callable runs, so they would be built under the target's record. The record is restored on
     success and on error.
     """
-    server_args = scope.server_args()
+    try:
+        server_args = scope.server_args()
+    except ValueError as error:
+        raise ValueError(f"draft worker (its configuration): {error}") from error
     with runtime_context.published(server_args):
         try:
             return scope.spec_worker()

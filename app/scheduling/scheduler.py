@@ -70,7 +70,11 @@ class Scheduler:
                 target_worker=self._target_worker,
                 draft_worker=lambda: self._target_worker,
             )
-        return build_spec_worker(self._draft_scope(), self._runtime_context)
+        try:
+            scope = self._draft_scope()
+        except ValueError as error:
+            raise ValueError(f"draft configuration ({algorithm.name}): {error}") from error
+        return build_spec_worker(scope, self._runtime_context)
 
     def _init_memory_pools(self) -> MemoryPools:
         server_args = self._runtime_context.resolved

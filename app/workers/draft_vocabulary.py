@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from app.config.model_config import ModelConfig
+from app.workers.tokenizer_ids import NoTokenizerError, TokenizerIds, read_tokenizer_ids
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ def compare_vocabularies(target: ModelConfig, draft: ModelConfig) -> DraftVocabu
     Added (special) tokens that differ are left out of proposals; an ordinary token that differs
     means another tokenizer and is an error.
     """
-    target_tokens = _read_vocabulary(target.model_path)
-    draft_tokens = _read_vocabulary(draft.model_path)
-    if target_tokens is None or draft_tokens is None:
-        return _compare_sizes(target, draft)
+    target_tokens, draft_tokens = _read_ids(target), _read_ids(draft)
+    if isinstance(target_tokens, str) or isinstance(draft_tokens, str):
+        reasons = [found for found in (target_tokens, draft_tokens) if isinstance(found, str)]
+        return _compare_sizes(target, draft, "; ".join(reasons))
     end = min(
         max(target_tokens.all_ids, default=-1) + 1,
         max(draft_tokens.all_ids, default=-1) + 1,
@@ -69,39 +70,29 @@ def compare_vocabularies(target: ModelConfig, draft: ModelConfig) -> DraftVocabu
     return DraftVocabulary(end, tuple(excluded), target.vocab_size)
 
 
-def _compare_sizes(target: ModelConfig, draft: ModelConfig) -> DraftVocabulary:
+def _read_ids(model: ModelConfig) -> TokenizerIds | str:
+    """The ids of the model's tokenizer, or why there are none."""
+    try:
+        return read_tokenizer_ids(model.model_path)
+    except NoTokenizerError as error:
+        return f"{model.model_path}: {error}"
+
+
+def _compare_sizes(target: ModelConfig, draft: ModelConfig, reason: str) -> DraftVocabulary:
+    remedy = "put the model's own tokenizer.json beside its weights to have the tokens compared"
     if target.vocab_size != draft.vocab_size:
         raise ValueError(
             f"speculative_draft_model_path: vocab_size is {draft.vocab_size} in {draft.model_path} "
-            f"and {target.vocab_size} in {target.model_path}, and one of them has no "
-            "tokenizer.json to tell padding from another vocabulary; put the draft's "
-            "tokenizer.json beside its weights"
+            f"and {target.vocab_size} in {target.model_path}, and no tokenizer tells padding from "
+            f"another vocabulary ({reason}); {remedy}"
         )
+    _logger.warning(
+        "draft %s and target %s are taken to have one vocabulary because both have %d tokens "
+        "(%s); %s",
+        draft.model_path,
+        target.model_path,
+        target.vocab_size,
+        reason,
+        remedy,
+    )
     return DraftVocabulary(target.vocab_size, (), target.vocab_size)
-
-
-@dataclass(frozen=True, slots=True)
-class _Vocabulary:
-    all_ids: Mapping[int, str]
-    ordinary_ids: frozenset[int]
-
-
-def _read_vocabulary(model_path: Path) -> _Vocabulary | None:
-    """The ids in tokenizer.json of the checkpoint, or beside the `.gguf` file; None without one."""
-    directory = model_path if model_path.is_dir() else model_path.parent
-    tokenizer_file = directory / "tokenizer.json"
-    if not tokenizer_file.is_file():
-        return None
-    try:
-        tokenizer = json.loads(tokenizer_file.read_text(encoding="utf-8"))
-        vocabulary = tokenizer["model"]["vocab"]
-        if isinstance(vocabulary, dict):
-            ordinary = {token_id: token for token, token_id in vocabulary.items()}
-        else:  # Unigram models list [token, score] by id.
-            ordinary = {token_id: entry[0] for token_id, entry in enumerate(vocabulary)}
-        added = {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens", ())}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{tokenizer_file}: not a tokenizer: {type(error).__name__}: {error}"
-        ) from error
-    return _Vocabulary({**ordinary, **added}, frozenset(ordinary) - frozenset(added))

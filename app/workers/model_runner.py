@@ -58,12 +58,17 @@ class ModelRunner:
         )
         self.token_to_kv_pool: TokenToKVPool | None = None
         self.attention_backend: BaseAttentionBackend | None = None
-        self.model = loader.load_model(
-            model_config,
-            resolve_model_class(model_config, self.server_args.model_impl),
-            self.server_args.prefill_kernel or "torch",
-            self.device,
-        )
+        try:
+            self.model = loader.load_model(
+                model_config,
+                resolve_model_class(model_config, self.server_args.model_impl),
+                self.server_args.prefill_kernel or "torch",
+                self.device,
+            )
+        except ValueError as error:
+            if str(model_config.model_path) in str(error):
+                raise
+            raise ValueError(f"{model_config.model_path}: {error}") from error
 
     def load_time_gates(self, server_args: ServerArgs) -> Mapping[str, Mapping[str, object]]:
         """source -> fields that loading decides for `server_args` on this machine."""

@@ -115,6 +115,15 @@ def test_the_commands_of_these_tests_work_when_nothing_is_wrong(pair: Pair) -> N
         (("--max-total-tokens", "0"), ("max_total_tokens = ", "greater than 0")),
         (("--kv-cache-memory", "many"), ("kv_cache_memory = 'many'",)),
         (("--json-model-override-args", "{"), ("json_model_override_args", "JSON object")),
+        (
+            ("--json-model-override-args", '{"rope_theta": "abc"}'),
+            ("config.json: rope_theta must be a number", "set by json_model_override_args"),
+        ),
+        (("--top-k", "2147483648"), ("top_k",)),
+        (
+            ("--speculative-algorithm", "NGRAM", "--set", "speculative_ngram_capacity=2"),
+            ("speculative_ngram_capacity = 2", "speculative_ngram_max_trie_depth = 18"),
+        ),
         (("--temperature", "-1"), ("temperature",)),
         (("--top-p", "2"), ("top_p",)),
         (("--max-new-tokens", "none"), ("max_new_tokens",)),
@@ -169,6 +178,9 @@ def test_a_tree_at_the_limit_is_formed(pair: Pair) -> None:
         ("page_size: 4\n", ("model_path is required",)),
         ("extends: absent.yaml\nmodel_path: x\n", ("absent.yaml does not exist",)),
         ("extends: config.yaml\nmodel_path: x\n", ("extend each other",)),
+        ("model_path: 2024-13-45\n", ("line 1", "month must be in 1..12", "quote it")),
+        ("model_path: x\ncontext_length: !!int foo\n", ("line 2", "'foo' is no int")),
+        ("model_path: x\njson_model_override_args: &a {x: *a}\n", ("line 2", "contains itself")),
         ("model_path: x\nspeculative_num_steps: true\n", ("must not be true or false",)),
     ],
 )
@@ -236,6 +248,35 @@ def recurrent_architecture(directory: Path) -> None:
     change_config(directory, architectures=["MambaForCausalLM"], model_type="mamba")
 
 
+def no_heads(directory: Path) -> None:
+    change_config(directory, num_attention_heads=0)
+
+
+def list_config(directory: Path) -> None:
+    (directory / "config.json").write_text("[]", "utf-8")
+
+
+def deep_config(directory: Path) -> None:
+    (directory / "config.json").write_text("[" * 100_000, "utf-8")
+
+
+def unknown_activation(directory: Path) -> None:
+    change_config(directory, hidden_act="foo")
+
+
+def unknown_rope(directory: Path) -> None:
+    change_config(directory, rope_parameters={"rope_type": "longrope2", "rope_theta": 1e4})
+
+
+def broken_generation_config(directory: Path) -> None:
+    (directory / "generation_config.json").write_text("{", "utf-8")
+
+
+def corrupt_pt(directory: Path) -> None:
+    (directory / WEIGHTS).unlink()
+    (directory / "model.pt").write_bytes(b"garbage")
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "truncated weights": (truncate, (WEIGHTS,)),
     "scrambled weights": (scramble, (WEIGHTS,)),
@@ -247,6 +288,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "broken config": (break_config, ("config.json", "JSON")),
     "no config": (drop_config, ("config.json",)),
     "unknown architecture": (unknown_architecture, ("raven",)),
+    "no heads": (no_heads, ("config.json: num_attention_heads", "got 0")),
+    "list config": (list_config, ("config.json: must hold a JSON object",)),
+    "deep config": (deep_config, ("config.json", "nested deeper")),
+    "unknown activation": (unknown_activation, ("hidden_act 'foo'", "silu")),
+    "unknown rope": (unknown_rope, ("rope_type 'longrope2'", "yarn")),
+    "broken generation config": (broken_generation_config, ("generation_config.json", "JSON")),
+    "corrupt torch file": (corrupt_pt, ("model.pt", "not a readable torch weight file")),
     "recurrent architecture": (recurrent_architecture, ("Mamba",)),
 }
 

@@ -404,6 +404,8 @@ def test_overrides_may_change_the_algorithm(build_engine: BuildEngine) -> None:
         ({"page_sise": 2}, "draft override: unknown field 'page_sise'; did you mean 'page_size'?"),
         ({"dtype": "int8"}, r"dtype = 'int8' \(draft override\): input should be"),
         ({"page_size": 2}, r"page_size = 2 \(draft override\): belongs to the whole engine"),
+        ({"chunked_prefill_size": 3}, r"chunked_prefill_size = 3 .*belongs to the whole engine"),
+        ({"skip_tokenizer_init": True}, "belongs to the whole engine"),
         ({"speculative_num_steps": 80}, "must be at most speculative_max_draft_tokens"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -74,3 +75,26 @@ def test_a_wish_that_the_backend_cannot_fulfil_warns(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         assert apply(args).disable_chunked_prefix_cache
     assert "attention_backend torch_dense cannot read a cached prefix" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"attention_backend": "torch_dense"}, "attention_backend torch_dense prefills prompts in"),
+        ({"disable_chunked_prefix_cache": True}, "disable_chunked_prefix_cache makes prompts"),
+        ({}, None),
+    ],
+)
+def test_a_chunk_size_without_chunks_warns_once(
+    fields: dict[str, Any], reason: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        decide(ServerArgs(model_path="m", chunked_prefill_size=-1, **fields))
+        decide(ServerArgs(model_path="m", **fields))
+        assert caplog.records == []
+        decide(ServerArgs(model_path="m", chunked_prefill_size=4, **fields))
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == (0 if reason is None else 1)
+    for message in found:
+        assert message.startswith("chunked_prefill_size = 4 (argument) has no effect: ")
+        assert str(reason) in message

@@ -374,3 +374,119 @@ def test_known_type_with_code_is_read_without_it(
 def test_model_config_can_be_copied(write_checkpoint: WriteCheckpoint) -> None:
     config = read(write_checkpoint("m"))
     assert copy.deepcopy(config).hf_config is not config.hf_config
+
+
+def test_eos_ids_of_the_generation_config_count_too(write_checkpoint: WriteCheckpoint) -> None:
+    path = write_checkpoint("m", eos_token_id=2)
+    file = Path(path) / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [2, 7]}))
+    assert read(path).hf_eos_token_ids == (2, 7)
+    file.write_text(json.dumps({"eos_token_id": 5}))
+    assert read(path).hf_eos_token_ids == (2, 5)
+    file.write_text(json.dumps({"temperature": 0.6}))
+    assert read(path).hf_eos_token_ids == (2,)
+    for content, message in (
+        ("{", "cannot be read as JSON"),
+        ('{"eos_token_id": "x"}', "token ids"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=message) as caught:
+            read(path)
+        assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"quantization_config": "x"}, "quantization_config"),
+        ({"architectures": [3]}, "architectures"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"eos_token_id": "two"}, "eos_token_id"),
+        ({"hidden_size": -4}, "hidden_size"),
+    ],
+)
+def test_values_that_no_model_can_have_are_one_line_with_the_file(
+    write_checkpoint: WriteCheckpoint, changes: dict[str, object], message: str
+) -> None:
+    path = write_checkpoint("m", **changes)
+    with pytest.raises(ValueError, match=message) as caught:
+        read(path)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000, '"text"', "nonsense"])
+def test_a_config_that_is_no_object_is_named(
+    write_checkpoint: WriteCheckpoint, content: str
+) -> None:
+    path = write_checkpoint("m")
+    (Path(path) / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_override_that_nothing_reads_warns_with_the_nearest_name(
+    write_checkpoint: WriteCheckpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_checkpoint("m")
+    read(path, json_model_override_args={"num_hidden_layerz": 1, "rope_theta": 5.0})
+    (record,) = caplog.records
+    assert "num_hidden_layerz has no effect" in record.getMessage()
+    assert "did you mean 'num_hidden_layers'?" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rope_theta": "abc"}, "rope_theta must be a number above 0, got 'abc'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "rope_scaling.factor must be"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": float("inf")}}, "factor must be"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be a JSON object, got 'linear'"),
+        ({"hidden_act": 3}, "hidden_act must be a text, got 3"),
+        ({"max_position_embeddings": "x"}, "max_position_embeddings must be a whole number"),
+        ({"attention_bias": "x"}, "attention_bias expected bool, got str"),
+    ],
+)
+def test_faulty_overrides_name_value_file_and_setting(
+    write_checkpoint: WriteCheckpoint, overrides: dict[str, object], message: str
+) -> None:
+    path = write_checkpoint("m")
+    for field, reader in (
+        ("json_model_override_args", read),
+        ("speculative_draft_json_model_override_args", _read_overridden_draft),
+    ):
+        with pytest.raises(ValueError, match=rf"^{path}/config\.json: ") as caught:
+            reader(path, json_model_override_args=overrides)
+        assert message in str(caught.value)
+        assert f"(set by {field})" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def _read_overridden_draft(path: str, **fields: Any) -> ModelConfig:
+    source = "draft copy: speculative_draft_json_model_override_args"
+    args = ServerArgs(model_path=path).derive(source, fields, as_draft_copy=True)
+    return ModelConfig.from_server_args(args)
+
+
+def test_a_faulty_value_of_the_file_may_be_overridden(write_checkpoint: WriteCheckpoint) -> None:
+    path = write_checkpoint("m", num_attention_heads=0)
+    config = read(path, json_model_override_args={"num_attention_heads": 4})
+    assert config.num_attention_heads == 4
+
+
+def test_heads_that_do_not_divide_are_refused(write_checkpoint: WriteCheckpoint) -> None:
+    path = write_checkpoint("m", num_key_value_heads=3)
+    with pytest.raises(ValueError, match="not a multiple of num_key_value_heads = 3"):
+        read(path)
+
+
+def test_modelopts_own_file_is_read_as_strictly(write_checkpoint: WriteCheckpoint) -> None:
+    path = write_checkpoint("m")
+    own = Path(path, "hf_quant_config.json")
+    for content in ("[]", "[" * 100_000, '{"quantization": "NVFP4"}', "{"):
+        own.write_text(content)
+        with pytest.raises(ValueError, match=rf"^{own}: ") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)

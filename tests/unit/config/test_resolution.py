@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config.resolution import resolve_server_args
+from app.config.sampling_params import SamplingParams
 from app.config.server_args import ServerArgs
 from app.config.speculative_shape import max_tree_nodes
 from app.speculative.builtin import builtin_algorithms
@@ -99,6 +101,11 @@ def test_standalone_shapes(
             {"speculative_ngram_min_bfs_breadth": 11},
             "must be at most speculative_ngram_max_bfs_breadth = 10",
         ),
+        (
+            "NGRAM",
+            {"speculative_ngram_capacity": 17},
+            "must be at least speculative_ngram_max_trie_depth = 18",
+        ),
         ("EAGEL", {}, "'EAGEL' is unknown; known are NONE, STANDALONE, NGRAM"),
     ],
 )
@@ -154,6 +161,7 @@ def test_none_by_name() -> None:
     [
         (None, {STEPS: 3}, f"{STEPS} = 3 (argument) has no effect: no speculative_algorithm"),
         ("NGRAM", {"speculative_draft_model_path": "d"}, "NGRAM has no draft model"),
+        ("NGRAM", {STEPS: 2}, "NGRAM drafts what it knows"),
         ("NGRAM", {TOPK: 4}, "becomes 10: NGRAM takes it from speculative_ngram_max_bfs_breadth"),
         ("STANDALONE", {"speculative_ngram_capacity": 9}, "only NGRAM reads it"),
         (
@@ -231,3 +239,64 @@ def test_plugin_resolves_and_validates() -> None:
     assert resolved.sources[NODES] == "rule MINE"
     with pytest.raises(ValueError, match="MINE needs 1"):
         resolve_server_args(args.derive("test", {"page_size": 2}), registry)
+
+
+def test_hub_settings_of_a_model_on_this_machine_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = ServerArgs(model_path=str(tmp_path), revision="r1")
+    resolve_server_args(local, builtin_algorithms())
+    (warning,) = warnings_of(caplog)
+    assert "revision = 'r1'" in warning
+    assert "is not a hub id" in warning
+    caplog.clear()
+    hub = ServerArgs(model_path="someone/somewhere", revision="r1", download_dir="/d")
+    resolve_server_args(hub, builtin_algorithms())
+    assert warnings_of(caplog) == []
+
+
+def test_sampling_numbers_are_numbers_and_in_range() -> None:
+    for fields in ({"max_new_tokens": True}, {"temperature": True}, {"top_k": 2**31}):
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            SamplingParams(**fields)
+    assert SamplingParams(temperature=1e-46).is_greedy
+    assert not SamplingParams(temperature=1e-3).is_greedy
+
+
+def test_hub_settings_of_models_on_this_machine_warn_each_by_its_own_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(**fields: object) -> list[str]:
+        caplog.clear()
+        resolve("STANDALONE", **fields)
+        return [message.split(" ")[0] for message in warnings_of(caplog)]
+
+    local, hub = str(tmp_path), "someone/somewhere"
+    draft = {"speculative_draft_model_revision": "r2", "download_dir": "/d"}
+    assert warnings(speculative_draft_model_path=hub, **draft) == []
+    assert warnings(speculative_draft_model_path=local, **draft) == [
+        "speculative_draft_model_revision"
+    ]
+    assert warnings(speculative_draft_model_path="smollm2-135m", **draft) == [
+        "speculative_draft_model_revision"
+    ]
+    # A revision that a rule chose is nobody's setting.
+    assert warnings(speculative_draft_model_path=local) == []
+
+
+def test_download_dir_counts_while_one_model_is_named_by_a_hub_id(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = ServerArgs(model_path=str(tmp_path), download_dir="/d")
+    resolve_server_args(args.derive("x", {"tokenizer_path": "some/one"}), builtin_algorithms())
+    assert warnings_of(caplog) == []
+    resolve_server_args(args, builtin_algorithms())
+    (warning,) = warnings_of(caplog)
+    assert "download_dir = '/d' (argument) has no effect" in warning
+
+
+def test_token_ids_are_no_booleans() -> None:
+    with pytest.raises(ValueError, match=r"stop_token_ids = .*must not be true or false"):
+        SamplingParams(stop_token_ids=(3, True))
+    assert SamplingParams(top_k=2**31 - 1, temperature=1).top_k == 2**31 - 1
+    assert SamplingParams(ignore_eos=True).ignore_eos

@@ -85,6 +85,14 @@ def test_empty_file_is_fine(tmp_path: Path) -> None:
         ("extends: gone.yaml", "{file}: extends: {directory}/gone.yaml does not exist"),
         ("extends: ./a.yaml", "{file}: extends: files extend each other: {file} -> "),
         ("page_size: 2", "model_path is required"),
+        ("\nmodel_path: 2024-13-45", "{file}, line 2: month must be in 1..12"),
+        ("model_path: m\npage_size: !!int foo", "{file}, line 2: invalid literal"),
+        ("model_path: m\njson_model_override_args: &a {x: *a}", "{file}, line 2: *a contains its"),
+        ("model_path: m\npage_size: !!bool foo", "{file}, line 2: 'foo' is no bool"),
+        ("model_path: m\npage_size: !!timestamp foo", "{file}, line 2: 'foo' is no timestamp"),
+        ("model_path: m\nplugins: &a [*a]", "{file}, line 2: *a contains itself"),
+        ("model_path: m\npage_size: " + "1" * 5000, "{file}, line 2: Exceeds the limit"),
+        ("a: " + "[" * 5000, "{file}: not valid YAML"),
         ("model_path: m\ndevice: !!python/object/apply:os.getcwd []", "{file}, line 2: could not"),
     ],
 )
@@ -171,3 +179,21 @@ def test_unknown_environment_names_warn(caplog: pytest.LogCaptureFixture) -> Non
 def test_faulty_environment_value_names_the_variable() -> None:
     with pytest.raises(ValueError, match=r"page_size = 3 \(env DRAFTSCOPE_PAGE_SIZE\): must be"):
         load(environ={"DRAFTSCOPE_PAGE_SIZE": "3"}, flags={"model_path": "m"})
+
+
+def test_an_alias_beside_what_it_names_is_fine(tmp_path: Path) -> None:
+    config = write(
+        tmp_path, "a.yaml", "model_path: m\njson_model_override_args: {x: &a [1], y: *a}\n"
+    )
+    assert load(config).json_model_override_args == (("x", (1,)), ("y", (1,)))
+
+
+@pytest.mark.parametrize("text", ['{"a": ' * 500 + "1" + "}" * 500, "[" * 100_000])
+def test_overrides_nested_beyond_reason_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"json_model_override_args = .*nested deeper than 64"):
+        ServerArgs(model_path="m", json_model_override_args=text)  # type: ignore[arg-type]
+
+
+def test_a_size_beyond_any_machine_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_memory = .*less than"):
+        ServerArgs(model_path="m", kv_cache_memory="9" * 400 + "TiB")  # type: ignore[arg-type]

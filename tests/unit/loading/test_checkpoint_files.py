@@ -54,7 +54,9 @@ def test_index_that_lists_an_absent_file_names_it(tmp_path: Path, toy: SimpleNam
         toy.load(tmp_path, "auto")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "[" * 100_000, '{"weight_map": 3}', '{"weight_map": {"x": 3}}']
+)
 def test_broken_index_is_named(tmp_path: Path, toy: SimpleNamespace, content: str) -> None:
     save_file(toy.tensors(), tmp_path / "a.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(content)
@@ -99,8 +101,26 @@ class _Payload:
 
 def test_code_inside_a_torch_file_does_not_run(toy: SimpleNamespace, tmp_path: Path) -> None:
     torch.save(_Payload(), tmp_path / "pytorch_model.bin", pickle_module=pickle)
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin: not a readable torch weight file"):
+    with pytest.raises(
+        ValueError,
+        match=r"pytorch_model\.bin: not a .*: it holds \S*exec, and only tensors are read$",
+    ):
         toy.load(tmp_path, "auto")
+
+
+@pytest.mark.parametrize(
+    "content", [b"garbage", b"\x80\x02}q\x00.", b"\x80\x04\x95", b"cos\nsystem\n.", b"PK\x03\x04"]
+)
+def test_a_damaged_torch_file_is_named_without_advice_to_run_it(
+    toy: SimpleNamespace, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"model\.pt: not a readable torch weight file: ."
+    ) as caught:
+        toy.load(tmp_path, "pt")
+    assert "weights_only" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_training_checkpoint_is_no_state_dict(toy: SimpleNamespace, tmp_path: Path) -> None:

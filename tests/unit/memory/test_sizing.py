@@ -39,8 +39,10 @@ def test_memory_is_shared_by_target_and_draft(page_size: int, bytes_per_token: i
     assert found - 1 == 64 * 1024 // (bytes_per_token * page_size)
 
 
-def test_a_number_of_tokens_beats_memory() -> None:
+def test_the_smaller_of_tokens_and_memory_counts() -> None:
     assert pages(max_total_tokens=50, kv_cache_memory="1GiB") == 51
+    by_memory = pages(kv_cache_memory="64KiB")
+    assert pages(max_total_tokens=10**9, kv_cache_memory="64KiB") == by_memory
     assert pages(max_total_tokens=50, page_size=16) == 4
 
 
