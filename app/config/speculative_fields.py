@@ -81,8 +81,8 @@ class SpeculationFields(BaseModel):
     )
     speculative_max_draft_tokens: Annotated[int, Field(ge=2)] = Field(
         default=64,
-        description="Upper limit of speculative_num_draft_tokens, for every draft of the engine's "
-        "life; buffers are sized for it.",
+        description="Upper limit of speculative_num_draft_tokens for every draft of the engine's "
+        "life, and so of the key-value slots that one step reserves for a request.",
     )
 
 

@@ -71,7 +71,7 @@ def check_tree(args: ServerArgs) -> None:
 
 
 def check_draft_tokens(args: ServerArgs) -> None:
-    """Raise ValueError when the tree is larger than the engine's buffers."""
+    """Raise ValueError when the tree is larger than the engine allows."""
     num_draft_tokens = args.speculative_num_draft_tokens
     if num_draft_tokens is not None and num_draft_tokens > args.speculative_max_draft_tokens:
         raise fault(
