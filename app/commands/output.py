@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -46,3 +47,8 @@ def configure_logging(level: str) -> None:
         format="%(levelname)s %(name)s: %(message)s",
         force=True,
     )
+    if level in ("warning", "error"):
+        # transformers warns on its own of what this program refuses in one line. The variable is
+        # read when it is imported, the level counts when it has been.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        logging.getLogger("transformers").setLevel(logging.ERROR)

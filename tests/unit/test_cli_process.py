@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from app.testing.checkpoints import write_checkpoint
 
 
 def test_text_survives_what_the_output_cannot_encode() -> None:
@@ -61,3 +64,20 @@ def test_a_closed_pipe_ends_without_a_traceback(root: Path) -> None:
     os.close(reader)
     _, errors = process.communicate(timeout=20)
     assert errors == ""
+
+
+def test_a_refusal_is_one_line_in_a_fresh_process_too(tmp_path: Path) -> None:
+    """transformers has a handler of its own, which a test in this process would not see."""
+    checkpoint = write_checkpoint(tmp_path / "model")
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    config["rope_parameters"] = {"rope_type": "spiral", "rope_theta": 1e4}
+    (checkpoint / "config.json").write_text(json.dumps(config), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "generate", "--model-path", str(checkpoint), "hello"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "rope_type 'spiral'" in done.stderr
