@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -96,13 +96,6 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, buffer in module._buffers.items():
         if buffer is not None and name not in module._non_persistent_buffers_set:
             yield name, buffer
-
-
-def replace_state(model: nn.Module, values: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Put values of the same shape and dtype in place of the tensors with those slot names."""
-    slots = collect_state(model)
-    for name, value in values:
-        slots[name].replace(value)
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:

@@ -123,10 +123,6 @@ class Scheduler:
             )
         self._is_attached = True
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
-
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ValueError when its prompt can never run."""
         if request.num_prompt_tokens >= self.max_request_len:
